@@ -1,0 +1,93 @@
+"""What an estimate answers: a rank, how sure, and what it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """How far the rank may be trusted."""
+
+    IDENTIFIED = "identified"
+    """The data fix the integer: more rank is not needed, less does not fit."""
+    LOWER_BOUND = "lower_bound"
+    """At least this rank is needed; the data do not exclude more."""
+    NOT_IDENTIFIABLE = "not_identifiable"
+    """The data do not determine the kernel (too few sequences, tokens that do not move)."""
+    MISFIT = "misfit"
+    """No attention map of the assumed kind explains the outputs."""
+    DEGENERATE = "degenerate"
+    """The outputs carry nothing of the inputs (zero, constant or noise): no kernel can be seen."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether ``rank`` may be acted on (exit code 0 on the command line; otherwise 4)."""
+        return self in (Status.IDENTIFIED, Status.LOWER_BOUND)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The answer of one estimator on one head.
+
+    Singular values are those of the kernel in the quotient of unseen directions, in the units of the
+    data (logits per squared token unit, scale divided out); a linear link fixes kernel and value map
+    only up to a common factor, set by ‖V‖_F² = d_v.
+    """
+
+    estimator: str
+    solver: str
+    status: Status
+    message: str
+    rank: int | None
+    rank_interval: tuple[int, int] | None
+    confidence: float | None
+    energy_rank: float | None
+    energy_rank_data: float | None
+    effective_rank: float | None
+    stable_rank: float | None
+    singular_values: tuple[float, ...]
+    singular_values_data: tuple[float, ...]
+    noise_edge: float | None
+    noise_sigma: float | None
+    r2_heldout: float | None
+    sequences_used: int
+    attention: str
+    causal: bool
+    bias: bool
+    kernel: str
+    """Parametrization used: ``full``, ``factored`` or ``none`` (no kernel was fitted)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, floats as they are (non-finite ones are the output layer's to null)."""
+        out = dataclasses.asdict(self)
+        out["status"] = str(self.status)
+        for name in ("singular_values", "singular_values_data", "rank_interval"):
+            if out[name] is not None:
+                out[name] = list(out[name])
+        return out
+
+
+@dataclass(frozen=True)
+class Result:
+    """All estimators' answers on one head; the main one's fields are also the result's own."""
+
+    estimates: dict[str, Estimate]
+    main: str
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """What repeats the run: source, head, command, versions, seed, threads, storage dtype, sequences."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("estimates", "main"):
+            raise AttributeError(name)
+        return getattr(self.estimates[self.main], name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON object: provenance, the main estimate's fields, then ``estimates``."""
+        return {
+            **self.provenance,
+            **self.estimates[self.main].to_dict(),
+            "estimates": {name: estimate.to_dict() for name, estimate in self.estimates.items()},
+        }
