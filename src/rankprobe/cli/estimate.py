@@ -1,0 +1,363 @@
+"""``rankprobe estimate``: the rank of every head in the files given."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rankprobe.cli.environment import ClosedOutputError, Environment
+from rankprobe.cli.exit_codes import ExitCode, worst
+from rankprobe.cli.failures import report
+from rankprobe.cli.options import (
+    DebugOption,
+    FormatOption,
+    QuietOption,
+    environment,
+    parse_heads,
+    parse_size,
+)
+from rankprobe.cli.output import Column, Record, Sink, short
+from rankprobe.cli.progress import Meter
+from rankprobe.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from rankprobe.data import PairFile
+
+SolverName = Literal["gauss-newton", "paper"]
+AttentionName = Literal["auto", "softmax", "linear", "fixed_operator"]
+DtypeName = Literal["bfloat16", "integer"]
+NanName = Literal["error", "skip"]
+
+
+class EstimatorName(StrEnum):  # a list option cannot be of a Literal
+    """Names of the estimators, and ``all`` that the file allows."""
+
+    V_UNKNOWN = "v-unknown"
+    V_KNOWN = "v-known"
+    REALIZED_MIXER = "realized-mixer"
+    ALL = "all"
+
+
+def _interval(value: Any) -> str:
+    return f"[{value[0]}, {value[1]}]" if value else short(None)
+
+
+def _fit(value: Any) -> str:
+    return short(value) if value is None else f"{value:.6f}"
+
+
+COLUMNS = (
+    Column("file"),
+    Column("head", right=True, rank=2),
+    Column("estimator", rank=1),
+    Column("rank", right=True),
+    Column("interval", show=_interval),
+    Column("status"),
+    Column("energy_rank", right=True, rank=3),
+    Column("energy_rank_data", right=True, rank=6),
+    Column("r2_heldout", right=True, rank=4, show=_fit),
+    Column("noise_sigma", right=True, rank=7),
+    Column("attention", rank=5),
+    Column("causal", rank=8),
+    Column("sequences_used", right=True, rank=9),
+)
+"""Columns of table and TSV; a row is one estimator's answer on one head."""
+
+
+def estimate(
+    context: typer.Context,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            show_default=False,
+            help="HDF5 files of (X, Y); FILE::/group reads from that group, - reads standard input.",
+        ),
+    ],
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="NAME", show_default="X", help="Dataset of the tokens.")
+    ] = None,
+    y: Annotated[
+        str | None, typer.Option("--y", metavar="NAME", show_default="Y", help="Dataset of the outputs.")
+    ] = None,
+    v: Annotated[
+        str | None,
+        typer.Option(
+            "--v", metavar="NAME", help="Dataset of the value map, for v-known (/teacher/V is one)."
+        ),
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option("--mask", metavar="NAME", help="Dataset [n, T] that is true at real tokens."),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens", "-T", help="Tokens of a sequence where X is flattened to [n·T, d]."),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option("--heads", help="Number of heads H where Y is [n, T, H·d_h].")
+    ] = None,
+    dtype: Annotated[
+        DtypeName | None,
+        typer.Option(help="What two-byte integers are: bfloat16 bit patterns, or numbers."),
+    ] = None,
+    nan: Annotated[
+        NanName, typer.Option("--nan", help="Refuse NaN and infinite values, or leave out their tokens.")
+    ] = "error",
+    allow_external: Annotated[
+        bool, typer.Option("--allow-external", help="Follow links and storage outside the file.")
+    ] = False,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="LIST", show_default="all", help="Heads, as in 0,3-5.")
+    ] = None,
+    estimator: Annotated[
+        list[EstimatorName] | None,
+        typer.Option(
+            "--estimator",
+            show_default="v-unknown",
+            help="May be given several times; the first is the answer.",
+        ),
+    ] = None,
+    solver: Annotated[
+        SolverName, typer.Option(help="The joint Gauss-Newton solver, or the entropic-bound paper's own.")
+    ] = "gauss-newton",
+    attention: Annotated[
+        AttentionName,
+        typer.Option(
+            help="Link of the map; auto: from the file's attributes, else decided on held-out data."
+        ),
+    ] = "auto",
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--no-causal", show_default="auto", help="Whether tokens see only earlier ones."
+        ),
+    ] = None,
+    bias: Annotated[
+        bool, typer.Option("--bias/--no-bias", help="Fit query, key and value biases too.")
+    ] = True,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="Factor on the scores, divided out of K.", show_default="the file's, else 1"),
+    ] = None,
+    max_rank: Annotated[
+        int | None, typer.Option("--max-rank", help="Look no further than this rank.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of subsamples, splits and probes.")] = 0,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory budget for data, as in 512M or 2G.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of the linear algebra.", show_default="all cores")
+    ] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Append the results to each file, under /estimates.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the results to this HDF5 file instead."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let -o replace an existing file.")] = False,
+    format_: FormatOption = "auto",
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """Estimate the query-key rank of attention heads from files.
+
+    X holds the tokens [n, T, d], Y the attention outputs [n, T, d_v], or [n, H, T, d_h] for H heads. Each
+    head of each file gives one result. A file that cannot be used is reported and the others go on; the exit
+    code is then the first of 1, 5, 2, 3, 4 that occurred.
+
+    \b
+    Examples:
+      rankprobe estimate t.h5
+      rankprobe estimate --head 0,3-5 --format json layer2.h5
+      rankprobe estimate acts.h5::/l3 --x hidden_states --y attn_out --mask attention_mask
+      rankprobe generate -o - | rankprobe estimate - -q
+      rankprobe estimate --estimator all --v /teacher/V t.h5
+    """
+    env = environment(context)
+    options: dict[str, Any] = {
+        "estimators": tuple(dict.fromkeys(map(str, estimator or [EstimatorName.V_UNKNOWN]))),
+        "solver": solver,
+        "attention": attention,
+        "causal": "auto" if causal is None else causal,
+        "bias": bias,
+        "scale": scale,
+        "max_rank": max_rank,
+        "seed": seed,
+        "memory": parse_size(memory),
+    }
+    opening = {
+        "x": x,
+        "y": y,
+        "v": v,
+        "mask": mask,
+        "tokens": tokens,
+        "heads": heads,
+        "dtype": dtype,
+        "nan": nan,
+        "allow_external": allow_external,
+    }
+    wanted = parse_heads(head)
+    _check(env, files, save=save, output=output, force=force, threads=threads)
+
+    codes: list[ExitCode] = []
+    saved: list[dict[str, Any]] = []
+    sink = Sink(env, COLUMNS, format_=format_, quiet="rank" if quiet else None, rows=_rows, panel=_panel)
+    with sink, _threads(threads) as used:
+        for file in files:
+            records: list[dict[str, Any]] = []
+            try:
+                for record in _estimate_file(env, file, opening, wanted, options, used):
+                    records.append(record)
+                    codes.append(_usable(record))
+                    sink.add(record)
+                if save:
+                    _save(file, records)
+            except ClosedOutputError:
+                raise
+            except Exception as error:
+                codes.append(report(env, error))
+            saved += records
+        if output is not None and saved:
+            _save(output, saved)
+    return worst(codes)
+
+
+def _check(
+    env: Environment,
+    files: list[str],
+    *,
+    save: bool,
+    output: str | None,
+    force: bool,
+    threads: int | None,
+) -> None:
+    """Refuse what cannot end well before any work is done."""
+    stdin = [file for file in files if _is_stdin(file)]
+    if len(stdin) > 1:
+        raise UsageError("standard input can be read once only; name - once")
+    if stdin and env.stdin_isatty:
+        raise UsageError(
+            "- reads a pair file from standard input, which is a terminal; pipe one or name a file"
+        )
+    if stdin and save:
+        raise UsageError("--save cannot append to standard input; pass -o FILE")
+    if save and output is not None:
+        raise UsageError("--save and -o exclude each other; pass one of them")
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads must be at least 1, not {threads}")
+    if output is not None:
+        target = Path(output)
+        if any(not _is_stdin(file) and Path(file).exists() and _same(target, Path(file)) for file in files):
+            raise UsageError(f"-o {output} is an input file; pass --save to append to it")
+        if target.exists() and not force:
+            raise UsageError(f"{output} exists; pass --force to replace it")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and one.samefile(other)
+
+
+def _is_stdin(file: str) -> bool:
+    return file == "-" or (file.startswith("-::") and not Path(file).exists())
+
+
+def _estimate_file(
+    env: Environment,
+    file: str,
+    opening: Mapping[str, Any],
+    wanted: list[int] | None,
+    options: Mapping[str, Any],
+    threads: int,
+) -> Iterator[dict[str, Any]]:
+    """One record a head of ``file``."""
+    import rankprobe
+    from rankprobe.data import open_pairs
+
+    stream = None
+    if _is_stdin(file):
+        if env.stdin is None:
+            raise DataError("-: standard input is closed; pipe a pair file or name one")
+        stream = env.stdin.buffer
+    with open_pairs(file, stream=stream, **opening) as pairs:
+        for head in _heads(pairs, wanted, file):
+            label = file if head is None else f"{file}, head {head}"
+            with Meter(env, label) as meter:
+                result = rankprobe.estimate(pairs, head=head, progress=meter, **options)
+            yield {
+                **result.to_dict(),
+                "file": file,
+                "head": head,
+                "command": shlex.join(["rankprobe", *env.argv]),
+                "threads": threads,
+            }
+
+
+def _heads(pairs: PairFile, wanted: list[int] | None, file: str) -> list[int] | list[None]:
+    if pairs.heads is None:
+        if wanted is not None:
+            raise UsageError(f"{file}: Y has no axis for heads; leave out --head, or pass --heads H")
+        return [None]
+    heads = list(range(pairs.heads)) if wanted is None else wanted
+    if max(heads) >= pairs.heads:
+        raise UsageError(f"{file}: there is no head {max(heads)}; Y holds heads 0 to {pairs.heads - 1}")
+    return heads
+
+
+@contextlib.contextmanager
+def _threads(limit: int | None) -> Iterator[int]:
+    """Hold the linear algebra to ``limit`` threads; yields how many it may use."""
+    import numpy  # noqa: F401  loads the library whose threads are counted
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    with threadpool_limits(limits=limit):
+        yield max((pool["num_threads"] for pool in threadpool_info()), default=1)
+
+
+def _usable(record: Record) -> ExitCode:
+    from rankprobe.estimators.result import Status
+
+    return ExitCode.OK if Status(record["status"]).usable else ExitCode.UNUSABLE
+
+
+def _save(file: str, records: list[dict[str, Any]]) -> None:
+    from rankprobe.data import save_estimates
+
+    if records:
+        save_estimates(file, records)
+
+
+def _rows(record: Record) -> Iterator[Record]:
+    """One row an estimator."""
+    for name, answer in record["estimates"].items():
+        yield {
+            **answer,
+            "file": record["file"],
+            "head": record["head"],
+            "estimator": name,
+            "interval": answer["rank_interval"],
+        }
+
+
+def _panel(record: Record) -> RenderableType:
+    """What a terminal shows below the table for a single result."""
+    from rich.panel import Panel
+
+    values = record["singular_values"]
+    lines = [str(record["message"])] if record["message"] else []
+    if values:
+        more = f" … ({len(values)} in all)" if len(values) > 10 else ""
+        lines.append("singular values  " + "  ".join(f"{value:.4g}" for value in values[:10]) + more)
+    if record["noise_edge"] is not None:
+        lines.append(f"noise edge       {record['noise_edge']:.4g}")
+    return Panel("\n".join(lines), title=str(record["status"]), title_align="left", expand=False)

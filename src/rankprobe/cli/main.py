@@ -1,0 +1,89 @@
+"""Entry point: the Typer application, and ``main``, the only place where errors become exit codes.
+
+Importing this module must stay light (no numpy, scipy, h5py, torch): help and completion run through it.
+Command bodies import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from rankprobe import __version__
+from rankprobe.cli.environment import ClosedOutputError, Environment
+from rankprobe.cli.estimate import estimate
+from rankprobe.cli.exit_codes import ExitCode
+from rankprobe.cli.failures import report, report_usage
+from rankprobe.cli.generate import generate
+from rankprobe.cli.options import environment
+from rankprobe.cli.schema import schema
+
+# Plain help: rich would read the [n, T, d] of a help text as markup, and a pipe or a test reads it as it is.
+app = typer.Typer(
+    name="rankprobe",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(context: typer.Context, value: bool) -> None:
+    if value:
+        environment(context).write(f"rankprobe {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def rankprobe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Estimate the intrinsic query-key rank of attention from inputs and outputs alone.
+
+    Answers go to standard output, everything else to standard error. Exit codes: 0 answered, 1 internal
+    error, 2 usage, 3 bad input, 4 the answer is not usable, 5 an optional dependency is missing,
+    130 interrupted.
+    """
+
+
+app.command()(estimate)
+app.command()(generate)
+app.command()(schema)
+
+
+def program(arguments: Sequence[str], env: Environment) -> int:
+    """Run one command; return its exit code. Every error escapes."""
+    command = typer.main.get_command(app)
+    with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
+        code = command.main(list(arguments), prog_name="rankprobe", standalone_mode=False, obj=env)
+    return int(code or 0)
+
+
+def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's) in ``env``; return the exit code."""
+    env = env or Environment()
+    env.argv = tuple(sys.argv[1:] if argv is None else argv)
+    try:
+        code = program(env.argv, env)
+    except ClosedOutputError:
+        return ExitCode.OK
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except SystemExit as stop:
+        # The parser's own way out: completion scripts, and help that nobody reads to its end.
+        if isinstance(stop.__context__, BrokenPipeError):
+            env.abandon_stdout()
+            return ExitCode.OK
+        return stop.code if isinstance(stop.code, int) else ExitCode.INTERNAL
+    except typer.TyperException as error:
+        return report_usage(env, error)
+    except Exception as error:
+        return report(env, error)
+    if code == ExitCode.INTERRUPTED:
+        env.note("interrupted")
+    return code
