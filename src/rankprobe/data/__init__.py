@@ -1,0 +1,33 @@
+"""Pair files: the only part of rankprobe that knows HDF5.
+
+``open_pairs`` reads, ``write_pairs`` writes, ``save_estimates`` and ``read_estimates`` keep results beside
+the data, ``describe`` says what a file holds. Importing this package loads neither h5py nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankprobe.data._pairs import PairFile, open_pairs
+    from rankprobe.data._paths import split_path
+    from rankprobe.data._results import read_estimates, save_estimates
+    from rankprobe.data._write import write_pairs
+
+_HOMES = {
+    "PairFile": "_pairs",
+    "open_pairs": "_pairs",
+    "read_estimates": "_results",
+    "save_estimates": "_results",
+    "split_path": "_paths",
+    "write_pairs": "_write",
+}
+
+__all__ = ["PairFile", "open_pairs", "read_estimates", "save_estimates", "split_path", "write_pairs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,80 @@
+"""HDF5 attributes as plain Python values, whatever their writer made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rankprobe.data._open import decode
+
+_MAX_BYTES = 1 << 20
+_MAX_COUNT = 10_000
+
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_FLAGS = ("causal",)
+_NUMBERS = ("scale", "noise_sigma")
+
+
+def read_attributes(obj: Any) -> dict[str, Any]:
+    """Attributes of a group or dataset: bytes, 0-d and one-element arrays and Empty become str, int,
+    float, bool or None; longer arrays become lists. What cannot be read is left out."""
+    out: dict[str, Any] = {}
+    names: list[bytes] = []
+
+    def collect(name: bytes, *_: Any) -> bool | None:
+        names.append(name)
+        return True if len(names) >= _MAX_COUNT else None
+
+    try:
+        h5py.h5a.iterate(obj.id, collect)
+    except (OSError, RuntimeError, ValueError):
+        return out
+    for name in names:
+        try:
+            handle = h5py.h5a.open(obj.id, name)
+            if handle.get_storage_size() <= _MAX_BYTES:
+                out[decode(name)] = plain(obj.attrs[decode(name)])
+        except (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError, UnicodeError):
+            continue
+    return out
+
+
+def plain(value: Any) -> Any:
+    """A JSON-like Python value of an attribute value."""
+    if isinstance(value, h5py.Empty):
+        return None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace").rstrip("\0")
+    if isinstance(value, np.ndarray):
+        if value.size == 1:
+            return plain(value.reshape(-1)[0])
+        return [plain(one) for one in value.tolist()]
+    if isinstance(value, np.void):
+        return plain(value.tobytes()) if value.dtype.names is None else str(value)
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return str(value)
+
+
+def settle(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes the schema knows, in their types; a value that has no such meaning becomes None."""
+    out = dict(attributes)
+    for name in _FLAGS:
+        if name in out:
+            value = out[name]
+            out[name] = _TRUTH.get(str(value).strip().lower())
+    for name in _NUMBERS:
+        if name in out:
+            try:
+                out[name] = float(out[name])
+            except (TypeError, ValueError):
+                out[name] = None
+    if isinstance(out.get("attention"), str):
+        out["attention"] = out["attention"].strip().lower()
+    return out

@@ -1,0 +1,412 @@
+"""An open pair file: tokens X and attention outputs Y of one layer, read in blocks of sequences."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from rankprobe.data._attributes import read_attributes, settle
+from rankprobe.data._fields import Field, Inputs, Outputs, Padding, open_field
+from rankprobe.data._names import items, propose, walk
+from rankprobe.data._open import children, locate, near, open_file
+from rankprobe.data._paths import join, split_path, spooled
+from rankprobe.data._rows import Rows
+from rankprobe.data._storage import check_stored
+from rankprobe.data._values import Floats, all_finite, coarser
+from rankprobe.errors import DataError, UsageError
+
+Mask = npt.NDArray[np.bool_]
+Block = tuple[Floats, Floats, Mask | None]
+"""X [m, T, d], Y [m, T, d_v], mask [m, T] (true = real token) or None."""
+
+_DEFAULT_MEMORY = 256 << 20
+
+
+def open_pairs(
+    path: str | os.PathLike[str],
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    v: str | None = None,
+    mask: str | None = None,
+    tokens: int | None = None,
+    heads: int | None = None,
+    dtype: str | None = None,
+    nan: Literal["error", "skip"] = "error",
+    allow_external: bool = False,
+    stream: BinaryIO | None = None,
+) -> PairFile:
+    """Open the pair in ``FILE`` or ``FILE::/group`` for reading; use as a context manager.
+
+    Only shapes, types and storage are looked at; values are read by :meth:`PairFile.read`.
+
+    Parameters
+    ----------
+    x, y, v, mask : dataset names below the group (or absolute); the defaults are X, Y, V and mask, the
+        last two where they exist. Other names are never guessed: the error names the flags to use.
+    tokens : sequence length T of datasets flattened to [n*T, d].
+    heads : number of heads H of a Y [n, T, H*d_h] that holds them side by side.
+    dtype : ``bfloat16`` reads two-byte integers as bfloat16 bits, ``integer`` as numbers.
+    nan : ``error`` refuses NaN and infinite values at real tokens, ``skip`` marks such tokens as not real.
+    allow_external : follow external links, external storage and virtual sources in other files.
+    stream : read the file from this binary stream (spooled to a temporary file); ``path`` names it.
+
+    Raises
+    ------
+    DataError
+        the file or a dataset is missing, damaged, never written, of a wrong type or shape.
+    UsageError
+        ``tokens``, ``heads``, ``dtype`` or ``nan`` make no sense.
+    MissingDependencyError
+        a dataset is compressed with a filter that is not installed.
+    """
+    for name, value in (("tokens", tokens), ("heads", heads)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}: must be at least 1")
+    if nan not in ("error", "skip"):
+        raise UsageError(f"--nan {nan}: must be error or skip")
+    if dtype not in (None, "bfloat16", "integer"):
+        raise UsageError(f"--dtype {dtype}: must be bfloat16 or integer")
+    label, prefix = split_path(path)
+    with ExitStack() as stack:
+        real = stack.enter_context(spooled(stream)) if stream is not None else label
+        file = stack.enter_context(open_file(real, label))
+        root = locate(file, prefix, label, allow_external=allow_external)
+        if root is None:
+            groups = [at for at, obj in walk(file, "/", label) if isinstance(obj, h5py.Group) and at != "/"]
+            raise DataError(f"{label}::{prefix}: no such group{near(prefix, groups)}")
+        if isinstance(root.obj, h5py.Dataset):
+            raise DataError(
+                f"{label}::{prefix}: is a dataset; the part after :: names a group, --x and --y name datasets"
+            )
+
+        def get(name: str | None, default: str, numbers: bool = True) -> Field | None:
+            at = join(prefix, name or default)
+            found = locate(file, at, label, allow_external=allow_external)
+            shown = f"{label}::{at}"
+            if found is None:
+                if name is None:
+                    return None
+                others = [item.path for item in items(file, "/", label)]
+                raise DataError(f"{shown}: no such dataset{near(at, others)}")
+            if isinstance(found.obj, h5py.Dataset):
+                check_stored(found.obj, file, shown, allow_external=allow_external)
+            return open_field(found, shown, dtype if numbers else "integer")
+
+        x_field, y_field = get(x, "X"), get(y, "Y")
+        if x_field is None or y_field is None:
+            raise _no_pair(file, label, prefix, "X" if x_field is None else "Y")
+        inputs = Inputs(x_field, tokens)
+        mask_field, v_field = get(mask, "mask", numbers=False), get(v, "V")
+        pairs = PairFile(
+            label,
+            prefix,
+            inputs,
+            Outputs(y_field, inputs, heads),
+            None if mask_field is None else Padding(mask_field, inputs),
+            v_field,
+            attributes=settle(_inherited(file, prefix, label, allow_external)),
+            skip=nan == "skip",
+            file=file,
+        )
+        pairs.check_value_map()
+        pairs.on_close(stack.pop_all().close)
+    return pairs
+
+
+class PairFile:
+    """An open pair file. Made by :func:`open_pairs`; closes itself at the end of a ``with`` block.
+
+    Attributes
+    ----------
+    path, prefix : the file as named by the user, and the group in it (``/``).
+    x_name, y_name, v_name, mask_name : absolute dataset names; the last two may be None.
+    sequences, tokens, dim, value_dim : n, T, d and d_v (of one head).
+    heads : H, or None where Y has no heads.
+    x_dtype, y_dtype : element types as stored (``float16``, ``bfloat16``, ``int32``, ...).
+    storage_dtype : the coarser of the two as bfloat16, float16, float32 or float64 (integers are exact).
+    attributes : root attributes, overlaid by those of the groups down to ``prefix``; plain values.
+    notes : remarks for the user on what was found and not used, one line each.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        prefix: str,
+        inputs: Inputs,
+        outputs: Outputs,
+        padding: Padding | None,
+        value_map: Field | None,
+        *,
+        attributes: dict[str, Any],
+        skip: bool,
+        file: Any,
+    ) -> None:
+        self.path, self.prefix = path, prefix
+        self._inputs, self._outputs, self._padding, self._value_map = inputs, outputs, padding, value_map
+        self._skip, self._file = skip, file
+        self._close: Callable[[], None] | None = None
+        skipped = len(path) + 2
+        self.x_name = inputs.field.label[skipped:]
+        self.y_name = outputs.field.label[skipped:]
+        self.v_name = value_map.label[skipped:] if value_map is not None else None
+        self.mask_name = padding.field.label[skipped:] if padding is not None else None
+        self.sequences, self.tokens, self.dim = inputs.sequences, inputs.tokens, inputs.dim
+        self.heads, self.value_dim = outputs.heads, outputs.value_dim
+        self.x_dtype, self.y_dtype = inputs.field.stored.name, outputs.field.stored.name
+        self.storage_dtype = coarser(inputs.field.stored, outputs.field.stored)
+        self.attributes: Mapping[str, Any] = attributes
+
+    @property
+    def label(self) -> str:
+        """``FILE`` or ``FILE::/group``, as messages and results name the pair."""
+        return self.path if self.prefix == "/" else f"{self.path}::{self.prefix}"
+
+    @property
+    def masked(self) -> bool:
+        """Whether :meth:`read` gives a mask (there is one, or NaN tokens are skipped)."""
+        return self._padding is not None or self._skip
+
+    def __repr__(self) -> str:
+        heads = "" if self.heads is None else f", heads={self.heads}"
+        return (
+            f"PairFile({self.label!r}, sequences={self.sequences}, tokens={self.tokens}, dim={self.dim}, "
+            f"value_dim={self.value_dim}{heads})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Call this once when the pair file is closed."""
+        self._close = close
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._close is not None:
+            self._close()
+            self._close = None
+
+    def read(
+        self,
+        rows: slice | npt.NDArray[np.integer[Any]] | Sequence[int],
+        head: int | None = None,
+        dtype: npt.DTypeLike = np.float64,
+    ) -> Block:
+        """Some sequences: X [m, T, d], Y [m, T, d_v] and the mask [m, T], or None where all tokens are real.
+
+        Tokens that are not real come back as zeros, whatever stood there.
+
+        Parameters
+        ----------
+        rows : slice, or integers from 0 to n - 1; chunks touched are read once, neighbours together.
+        head : which head of Y; needed exactly when ``heads`` is not None.
+        dtype : of X and Y.
+
+        Raises
+        ------
+        DataError
+            NaN or infinite values at real tokens (with ``nan="error"``), damaged chunks, a mask that is none.
+        UsageError
+            rows or head out of range.
+        """
+        self._outputs.check_head(head)
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(self.sequences)
+            if step == 1:
+                return self._read(slice(start, max(start, stop)), head, dtype)
+            rows = np.arange(start, stop, step)
+        chosen, order = np.unique(np.asarray(rows, dtype=np.int64), return_inverse=True)
+        if chosen.size and (chosen[0] < 0 or chosen[-1] >= self.sequences):
+            wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
+            raise UsageError(f"{self.label}: no row {wrong}; rows run from 0 to {self.sequences - 1}")
+        X, Y, mask = self._read(chosen, head, dtype)
+        if order.size == chosen.size and bool((order[1:] > order[:-1]).all()):
+            return X, Y, mask
+        return X[order], Y[order], None if mask is None else mask[order]
+
+    def _read(self, rows: Rows, head: int | None, dtype: npt.DTypeLike) -> Block:
+        X = self._inputs.read(rows, dtype)
+        Y = self._outputs.read(rows, head, dtype)
+        mask = None if self._padding is None else self._padding.read(rows)
+        if mask is not None:
+            X[~mask], Y[~mask] = 0, 0
+        for values, side in ((X, self._inputs), (Y, self._outputs)):
+            if all_finite(values):
+                continue
+            if not self._skip:
+                raise self._not_finite(values, side, rows, head)
+            good: Mask = np.all(np.isfinite(values), axis=-1)
+            mask = good if mask is None else mask & good
+        if self._skip:
+            if mask is None:
+                mask = np.ones(X.shape[:2], dtype=np.bool_)
+            X[~mask], Y[~mask] = 0, 0
+        return X, Y, mask
+
+    def _not_finite(self, values: Floats, side: Inputs | Outputs, rows: Rows, head: int | None) -> DataError:
+        nans = np.isnan(values)
+        what, bad = ("NaN", nans) if nans.any() else ("infinite", np.isinf(values))
+        at = [int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape)]
+        row = (rows.start + at[0]) if isinstance(rows, slice) else int(rows[at[0]])
+        if isinstance(side, Outputs):
+            place = side.place(row, at[1], at[2], head)
+        else:
+            place = side.place(row, at[1], at[2])
+        read = "" if len(values) == self.sequences else " read"
+        why = ""
+        if what == "infinite" and side.field.stored.name == "float16":
+            why = " (float16 ends at 65504: capture in float32)"
+        return DataError(
+            f"{side.field.label}: {int(bad.sum())} of {bad.size} values{read} are {what} (first at {place})"
+            f"{why}; pass --nan skip or mask those tokens"
+        )
+
+    def blocks(
+        self,
+        memory: int | None = None,
+        head: int | None = None,
+        rows: slice | npt.NDArray[np.integer[Any]] | None = None,
+        dtype: npt.DTypeLike = np.float64,
+    ) -> Iterator[Block]:
+        """Sequences in order, as many at a time as fit ``memory`` bytes (default 256 MiB, at least one).
+
+        Block borders fall on chunk borders where a chunk fits, so that none is decoded twice.
+        ``rows`` (strictly increasing) restricts the sequences.
+        """
+        self._outputs.check_head(head)
+        for piece in self._pieces(memory or _DEFAULT_MEMORY, rows, np.dtype(dtype).itemsize):
+            yield self.read(piece, head, dtype)
+
+    def _pieces(
+        self, memory: int, rows: slice | npt.NDArray[np.integer[Any]] | None, itemsize: int
+    ) -> Iterator[slice | npt.NDArray[np.integer[Any]]]:
+        x, y = self._inputs.field, self._outputs.field
+        # Raw elements and their float copy are there at once; the comparison with NaN needs no copy.
+        one = self.tokens * (
+            self.dim * (itemsize + x.stored.raw.itemsize)
+            + self.value_dim * (itemsize + y.stored.raw.itemsize)
+        )
+        size = max(1, memory // max(1, one))
+        chunk = max(x.chunk_sequences, y.chunk_sequences)
+        if chunk <= size:
+            both = math.lcm(x.chunk_sequences, y.chunk_sequences)
+            chunk = both if both <= size else chunk
+            size -= size % chunk
+        if rows is None or isinstance(rows, slice):
+            start, stop, step = (rows or slice(None)).indices(self.sequences)
+            if step == 1:
+                while start < stop:
+                    # The first block ends on a chunk border, and with it all others.
+                    end = min(stop, start + size - (start % chunk if chunk <= size else 0))
+                    yield slice(start, end)
+                    start = end
+                return
+            rows = np.arange(start, stop, step)
+        first = 0
+        while first < len(rows):
+            last = min(first + size, len(rows))
+            if last < len(rows) and chunk <= size:
+                border = int(np.searchsorted(rows, rows[last] // chunk * chunk))
+                last = border if border > first else last
+            yield rows[first:last]
+            first = last
+
+    def value_map(self, head: int | None = None) -> Floats | None:
+        """V [d, d_v] of the head as float64, or None when the file has none.
+
+        Stored as [d, d_v], or for heads as [H, d, d_h] or [d, H*d_h].
+        """
+        if self._value_map is None:
+            return None
+        self._outputs.check_head(head)
+        field = self._value_map
+        V = field.stored.convert(field.all(), np.float64)
+        if not all_finite(V):
+            raise DataError(f"{field.label}: holds NaN or infinite values; store it again or drop --v")
+        if head is None or V.shape == (self.dim, self.value_dim):
+            return V
+        if V.ndim == 3:
+            return np.ascontiguousarray(V[head])
+        return np.ascontiguousarray(V[:, head * self.value_dim : (head + 1) * self.value_dim])
+
+    def check_value_map(self) -> None:
+        """Raise :class:`DataError` when V does not fit X and Y."""
+        if self._value_map is None:
+            return
+        shape = self._value_map.shape
+        heads, d, d_v = self.heads or 1, self.dim, self.value_dim
+        allowed = [(d, d_v)] + ([(heads, d, d_v), (d, heads * d_v)] if self.heads is not None else [])
+        if shape in allowed:
+            return
+        turned = "; it looks transposed" if shape[::-1] in [one for one in allowed if len(one) == 2] else ""
+        expected = " or ".join(str(list(one)) for one in allowed)
+        raise DataError(
+            f"{self._value_map.label}: shape {list(shape)} is not [d, d_v] = {expected}{turned}; "
+            "store the map that multiplies tokens from the right, or name another with --v"
+        )
+
+    def teacher(self) -> dict[str, Any] | None:
+        """The truth a generated file keeps under ``teacher`` (arrays and attributes by name), or None.
+
+        For tests and comparisons; no estimator calls it.
+        """
+        found = locate(self._file, join(self.prefix, "teacher"), self.path)
+        if found is None or not isinstance(found.obj, h5py.Group):
+            return None
+        out = read_attributes(found.obj)
+        for name, _ in children(found.obj):
+            at = join(found.path, name)
+            member = locate(self._file, at, self.path)
+            if member is not None and isinstance(member.obj, h5py.Dataset):
+                shown = f"{self.path}::{at}"
+                check_stored(member.obj, self._file, shown)
+                out[name] = member.obj[()]
+        return out
+
+
+def _inherited(file: Any, prefix: str, label: str, allow_external: bool) -> dict[str, Any]:
+    """Attributes of the root, overlaid by those of each group down to ``prefix``."""
+    out = read_attributes(file)
+    at = "/"
+    for part in prefix.split("/"):
+        at = join(at, part)
+        found = locate(file, at, label, allow_external=allow_external)
+        if found is not None and at != "/":
+            out.update(read_attributes(found.obj))
+    return out
+
+
+def _no_pair(file: Any, label: str, prefix: str, name: str) -> DataError:
+    """No X or no Y: with the flags or the group that would read a pair, when one is in sight."""
+    below = items(file, prefix, label)
+    ways = propose(label, below, prefix)
+    at = join(prefix, name)
+    here = label if prefix == "/" else f"{label}::{prefix}"
+    flagged = next((way for way in ways if way.target == here and way.flags), None)
+    if flagged is not None:
+        return DataError(
+            f"{label}::{at}: no such dataset; try {shlex.join(flagged.flags)} ({flagged.reason})"
+        )
+    groups = [way for way in ways if way.target != here]
+    if groups:
+        first = groups[0]
+        more = f" (one of {len(groups)} groups that hold pairs)" if len(groups) > 1 else ""
+        flags = f" {shlex.join(first.flags)}" if first.flags else ""
+        return DataError(f"{label}::{at}: no such dataset; try {shlex.quote(first.target)}{flags}{more}")
+    others = [item.path for item in below]
+    return DataError(f"{label}::{at}: no such dataset{near(at, others)}; name the pair with --x and --y")

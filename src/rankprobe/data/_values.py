@@ -1,0 +1,118 @@
+"""Stored numbers to float64: which types are accepted, how they are read, how coarse they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from rankprobe.errors import DataError
+
+Floats = npt.NDArray[np.floating[Any]]
+
+_DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+"""Significant binary digits; integers are exact and count as float64."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a dataset's elements are stored.
+
+    ``name`` is what the user reads (``float16``, ``bfloat16``, ``int64``), ``raw`` the numpy type that
+    receives the bytes and ``memory`` the HDF5 type that describes them there.
+    """
+
+    name: str
+    raw: np.dtype[Any]
+    memory: Any
+
+    @property
+    def precision(self) -> str:
+        """bfloat16, float16, float32 or float64."""
+        return self.name if self.name in _DIGITS else "float64"
+
+    def convert(self, raw: npt.NDArray[Any], dtype: npt.DTypeLike) -> Floats:
+        """Values of raw elements as ``dtype``, a new array of the same shape."""
+        if self.name == "bfloat16" and self.raw.kind != "f":
+            import ml_dtypes
+
+            bits = raw.view(raw.dtype if raw.dtype.kind in "ui" else np.uint16)
+            raw = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(ml_dtypes.bfloat16)
+        return raw.astype(dtype)
+
+
+def coarser(one: Stored, other: Stored) -> str:
+    """The precision with fewer digits of two."""
+    return min(one.precision, other.precision, key=lambda name: _DIGITS[name])
+
+
+def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
+    """Element type of a dataset that must hold real numbers.
+
+    ``dtype="bfloat16"`` reads two-byte elements as bfloat16 bits, ``dtype="integer"`` takes 16-bit
+    integers for numbers; without either such integers are refused, since the same two bytes are
+    written for both.
+    """
+    kind = dset.id.get_type()
+    try:
+        raw = dset.dtype
+    except (TypeError, ValueError, OSError, RuntimeError):
+        raise DataError(f"{label}: has an element type that numpy lacks; store it as float32") from None
+    if dtype not in (None, "bfloat16", "integer"):
+        raise DataError(f"{label}: dtype {dtype!r} is not known; pass bfloat16 or integer")
+    if dtype == "bfloat16":
+        if raw.itemsize != 2 or raw.kind not in "uiV" or raw.names:
+            raise DataError(f"{label}: is {_type_name(raw)}, not two-byte bfloat16; drop --dtype bfloat16")
+        return Stored("bfloat16", raw, kind)
+    if isinstance(kind, h5py.h5t.TypeOpaqueID):
+        if raw.itemsize == 2:
+            return Stored("bfloat16", raw, kind)
+        raise DataError(f"{label}: holds opaque elements of {raw.itemsize} bytes; store it as float32")
+    if raw.kind == "f":
+        if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 2 and kind.get_fields()[2] == 8:
+            return Stored("bfloat16", np.dtype(np.float32), h5py.h5t.NATIVE_FLOAT)
+        if not isinstance(kind, h5py.h5t.TypeFloatID) or kind.get_size() != raw.itemsize:
+            native = np.dtype(raw.newbyteorder("="))
+            return Stored(_type_name(raw), native, h5py.h5t.py_create(native))
+        return Stored(_type_name(raw), raw, kind)
+    if raw.kind in "ui" and raw.itemsize == 2 and dtype is None:
+        raise DataError(
+            f"{label}: holds 16-bit integers, which may be the bits of bfloat16; "
+            "pass --dtype bfloat16, or --dtype integer if they are numbers"
+        )
+    if raw.kind in "ui":
+        return Stored(_type_name(raw), raw, h5py.h5t.py_create(raw))
+    if raw.kind == "b":
+        return Stored("bool", raw, h5py.h5t.py_create(raw))
+    raise DataError(f"{label}: holds {_type_name(raw)}, not real numbers; {_remedy(raw)}")
+
+
+def _type_name(raw: np.dtype[Any]) -> str:
+    if h5py.check_string_dtype(raw) is not None:
+        return "strings"
+    if h5py.check_vlen_dtype(raw) is not None:
+        return "rows of varying length"
+    if h5py.check_ref_dtype(raw) is not None:
+        return "references"
+    if raw.kind == "c":
+        return "complex numbers"
+    if raw.names:
+        return "compound records"
+    return raw.newbyteorder("=").name
+
+
+def _remedy(raw: np.dtype[Any]) -> str:
+    if raw.kind == "c":
+        return "store the real part, or real and imaginary parts as separate features"
+    if h5py.check_vlen_dtype(raw) is not None:
+        return "pad the sequences to one length and add /mask"
+    return "name another dataset (see rankprobe inspect)"
+
+
+def all_finite(values: Floats) -> bool:
+    """Whether no element is NaN or infinite; one pass and no boolean array in the usual case."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
