@@ -10,12 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankprobe.data._describe import DatasetDescription, FileDescription, PairDescription, describe
     from rankprobe.data._pairs import PairFile, open_pairs
     from rankprobe.data._paths import split_path
     from rankprobe.data._results import read_estimates, save_estimates
     from rankprobe.data._write import write_pairs
 
 _HOMES = {
+    "DatasetDescription": "_describe",
+    "FileDescription": "_describe",
+    "PairDescription": "_describe",
+    "describe": "_describe",
     "PairFile": "_pairs",
     "open_pairs": "_pairs",
     "read_estimates": "_results",
@@ -24,7 +29,18 @@ _HOMES = {
     "write_pairs": "_write",
 }
 
-__all__ = ["PairFile", "open_pairs", "read_estimates", "save_estimates", "split_path", "write_pairs"]
+__all__ = [
+    "DatasetDescription",
+    "FileDescription",
+    "PairDescription",
+    "PairFile",
+    "describe",
+    "open_pairs",
+    "read_estimates",
+    "save_estimates",
+    "split_path",
+    "write_pairs",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
 
+from rankprobe.data._attributes import read_attributes
 from rankprobe.data._open import children, locate
 from rankprobe.data._paths import join
 from rankprobe.errors import DataError
@@ -27,6 +28,13 @@ _Y_NAMES = (
 _V_NAMES = ("v", "w_v", "wv", "value_map", "value_weight", "v_proj", "value")
 _LENGTHS = ("tokens", "seq_len", "sequence_length", "seq_length", "length", "t", "n_tokens", "context_length")
 
+_OWN = ("teacher", "estimates", "recovery")
+"""Groups this package writes: never a pair."""
+
+_PART, _UNKNOWN = 100, 1000
+"""Scores of a name that holds a known one, and of one that does not."""
+
+_MAX_UNKNOWN = 64
 _MAX_OBJECTS = 10_000
 _MAX_DEPTH = 32
 
@@ -36,13 +44,22 @@ class Item:
     """A dataset as a candidate: absolute path, shape and the numpy kind letter of its elements."""
 
     path: str
+    name: str
+    """As a flag names it: relative to the group of the pair."""
     shape: tuple[int, ...]
     kind: str
     itemsize: int
 
-    @property
-    def name(self) -> str:
-        return self.path.rsplit("/", 1)[-1]
+    @classmethod
+    def of(cls, path: str, dset: Any) -> Item | None:
+        """Candidate of a dataset; None when it is damaged or has no shape."""
+        try:
+            shape, dtype = dset.shape, dset.dtype
+        except (OSError, RuntimeError, ValueError, TypeError):
+            return None
+        if shape is None:
+            return None
+        return cls(path, path.rsplit("/", 1)[-1], tuple(shape), dtype.kind, dtype.itemsize)
 
     @property
     def folder(self) -> str:
@@ -56,16 +73,35 @@ class Item:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way to read a pair from a file: ``FILE[::/group]``, the flags to add, and why."""
+    """A way to read a pair: ``FILE[::/group]``, the datasets in their roles, the flags, and why.
+
+    ``needs_length`` is set where the tokens are flattened and nothing says how long a sequence is: the flag
+    ``--tokens T`` is then the user's to fill in.
+    """
 
     target: str
-    flags: tuple[str, ...]
+    x: Item
+    y: Item
+    mask: Item | None
+    v: Item | None
+    options: tuple[tuple[str, str], ...]
     reason: str
+    needs_length: bool = False
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Words to add to ``rankprobe estimate FILE``."""
+        return tuple(f"--{word}" if not at else word for pair in self.options for at, word in enumerate(pair))
+
+    @property
+    def arguments(self) -> str:
+        """Target and flags as a shell takes them."""
+        return shlex.join([self.target, *self.flags])
 
     @property
     def command(self) -> str:
         """The line to type."""
-        return shlex.join(["rankprobe", "estimate", self.target, *self.flags])
+        return f"rankprobe estimate {self.arguments}"
 
 
 def walk(file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS) -> Iterator[tuple[str, Any]]:
@@ -103,16 +139,10 @@ def walk(file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS) -> Itera
 
 def items(file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS) -> list[Item]:
     """The datasets below ``prefix`` that have a shape; damaged ones are left out."""
-    out = []
-    for path, obj in walk(file, prefix, label, limit):
-        if isinstance(obj, h5py.Dataset):
-            try:
-                shape, dtype = obj.shape, obj.dtype
-            except (OSError, RuntimeError, ValueError, TypeError):
-                continue
-            if shape is not None:
-                out.append(Item(path, tuple(shape), dtype.kind, dtype.itemsize))
-    return out
+    found = (
+        Item.of(path, obj) for path, obj in walk(file, prefix, label, limit) if isinstance(obj, h5py.Dataset)
+    )
+    return [item for item in found if item is not None]
 
 
 def fits(x: tuple[int, ...], y: tuple[int, ...]) -> bool:
@@ -124,25 +154,70 @@ def fits(x: tuple[int, ...], y: tuple[int, ...]) -> bool:
     return x[1] in y[1:-1]
 
 
-def propose(label: str, found: list[Item], prefix: str = "/", lengths: Any = None) -> list[Proposal]:
-    """Ways to read pairs, the likeliest first; ``found`` are the datasets below ``prefix``.
+def propose(label: str, found: list[Item], lengths: Callable[[Item], int | None]) -> list[Proposal]:
+    """Ways to read pairs from the datasets of a file, those that need no flag first.
 
-    ``lengths`` gives, for a folder, a sequence length noted in its attributes, or None.
+    ``lengths`` gives the sequence length that attributes note for a dataset, or None.
     """
     folders: dict[str, list[Item]] = {}
     for item in found:
-        folders.setdefault(item.folder, []).append(item)
+        if item.path.split("/")[1] not in _OWN:
+            folders.setdefault(item.folder, []).append(item)
     out = []
     for folder, members in folders.items():
-        if folder.split("/")[1] in ("teacher", "estimates", "recovery"):
-            continue
-        target = label if folder == "/" else f"{label}::{folder}"
         pair = _pair(members)
         if pair is not None:
-            length = lengths(folder) if lengths else None
-            flags, reason = _flags(*pair, members, length)
-            out.append(Proposal(target, flags, reason))
-    return sorted(out, key=lambda proposal: len(proposal.flags) > 0)
+            out.append(_proposal(label, folder, *pair, members, lengths))
+    taken = {
+        item.path for proposal in out for item in (proposal.x, proposal.y, proposal.mask, proposal.v) if item
+    }
+    rest = {
+        folder: [item for item in members if item.path not in taken] for folder, members in folders.items()
+    }
+    out += _across(label, rest, lengths)
+    return sorted(out, key=lambda proposal: len(proposal.options) > 0)
+
+
+def _across(
+    label: str, folders: dict[str, list[Item]], lengths: Callable[[Item], int | None]
+) -> list[Proposal]:
+    """Pairs like /inputs/layer_0 and /outputs/layer_0: told apart by the folder, matched by the name."""
+    twins: dict[tuple[str, str], list[Item]] = {}
+    for folder, members in folders.items():
+        parent, _, own = folder.rpartition("/")
+        if own:
+            for item in members:
+                twins.setdefault((parent or "/", item.name), []).append(
+                    replace(item, name=f"{own}/{item.name}")
+                )
+    out = []
+    for (parent, _), members in twins.items():
+        pair = _pair(members)
+        if pair is not None and "name" in pair[2]:
+            out.append(_proposal(label, parent, *pair, members, lengths))
+    return out
+
+
+def noted_length(file: Any, label: str) -> Callable[[Item], int | None]:
+    """Reads the sequence length from attributes of a dataset or of a group above it."""
+
+    def length(item: Item) -> int | None:
+        parts = item.path.split("/")
+        for path in ("/".join(parts[:count]) or "/" for count in range(len(parts), 0, -1)):
+            try:
+                found = locate(file, path, label)
+            except DataError:
+                continue
+            noted = (
+                {_plain(name): value for name, value in read_attributes(found.obj).items()} if found else {}
+            )
+            for name in _LENGTHS:
+                value = noted.get(name)
+                if isinstance(value, int) and value > 0 and item.shape[0] % value == 0:
+                    return value
+        return None
+
+    return length
 
 
 def _plain(name: str) -> str:
@@ -153,70 +228,86 @@ def _rank(name: str, names: tuple[str, ...]) -> int:
     plain = _plain(name)
     if plain in names:
         return names.index(plain)
-    # A hook's name often ends in the part that tells: "blocks.3.hook_z", "layer3_attn_out".
-    ends = [at for at, known in enumerate(names) if len(known) > 1 and plain.endswith("_" + known)]
-    return 100 + ends[0] if ends else 1000
+    # A hook's name often begins or ends with the part that tells: "blocks.3.hook_z", "inputs/layer_0".
+    parts = [
+        at
+        for at, known in enumerate(names)
+        if len(known) > 1 and (plain.endswith("_" + known) or plain.startswith(known + "_"))
+    ]
+    return _PART + parts[0] if parts else _UNKNOWN
 
 
 def _pair(members: list[Item]) -> tuple[Item, Item, str] | None:
     """Likeliest (X, Y) of one folder and why."""
-    numeric = [item for item in members if item.numeric and min(item.shape, default=0) > 0]
+    numeric = [
+        item
+        for item in members
+        if item.numeric and min(item.shape, default=0) > 0 and "mask" not in _plain(item.name)
+    ]
+    as_x = {item.path: _rank(item.name, _X_NAMES) for item in numeric}
+    as_y = {item.path: _rank(item.name, _Y_NAMES) for item in numeric}
+    known_x = [item for item in numeric if as_x[item.path] < _UNKNOWN]
+    known_y = [item for item in numeric if as_y[item.path] < _UNKNOWN]
+    few = numeric[:_MAX_UNKNOWN]
     best: tuple[int, Item, Item] | None = None
-    for x in numeric:
-        for y in numeric:
-            if x is y or not fits(x.shape, y.shape):
-                continue
-            score = _rank(x.name, _X_NAMES) + _rank(y.name, _Y_NAMES)
-            if "mask" in _plain(x.name) or "mask" in _plain(y.name):
-                continue
-            if best is None or score < best[0]:
-                best = (score, x, y)
-    if best is None:
-        return None
-    score, x, y = best
-    if score < 1000:
-        return x, y, "by name and shape"
-    if score < 2000:
-        return x, y, "by one name and shape; check which is which"
-    return (x, y, "by shape alone; check which is the input") if len(numeric) == 2 else None
-
-
-def _flags(
-    x: Item, y: Item, why: str, members: list[Item], length: int | None
-) -> tuple[tuple[str, ...], str]:
-    flags: list[str] = []
-    notes = [why]
-    names = {item.name for item in members}
-    if x.name != "X":
-        flags += ["--x", x.name]
-    if y.name != "Y":
-        flags += ["--y", y.name]
-    if (x.name, y.name) == ("X", "Y"):
-        notes = ["datasets X and Y"]
-    flat = len(x.shape) == 2
-    if "mask" not in names:
-        masks = [item for item in members if "mask" in _plain(item.name)]
-        right = [item for item in masks if _mask_fits(item, x)]
-        if right:
-            flags += ["--mask", right[0].name]
-            notes.append(f"{right[0].name} looks like the padding mask (true = real token)")
-            if flat and length is None and len(right[0].shape) == 2:
-                length = right[0].shape[1]
-    if "V" not in names:
-        maps = [item for item in members if _plain(item.name) in _V_NAMES and item.shape[:1] == x.shape[-1:]]
-        if maps and len(maps[0].shape) == 2:
-            flags += ["--v", maps[0].name]
-    if flat:
-        flags += ["--tokens", str(length) if length else "T"]
-        notes.append(
-            f"flattened to [n*T, d] with T = {length}"
-            if length
-            else "flattened to [n*T, d]: T is yours to say"
+    for xs, ys in ((known_x, known_y), (known_x, few), (few, known_y)):
+        for x in xs[:_MAX_UNKNOWN]:
+            for y in ys[:_MAX_UNKNOWN]:
+                score = as_x[x.path] + as_y[y.path]
+                if x is not y and fits(x.shape, y.shape) and (best is None or score < best[0]):
+                    best = (score, x, y)
+        if best is not None:
+            break
+    if best is not None:
+        score, x, y = best
+        return (
+            x,
+            y,
+            "by name and shape" if score < _UNKNOWN else "by one name and shape; check which is which",
         )
+    if len(numeric) == 2 and fits(numeric[0].shape, numeric[1].shape):
+        return *numeric, "by shape alone; check which is the input"  # type: ignore[return-value]
+    return None
+
+
+def _proposal(
+    label: str,
+    folder: str,
+    x: Item,
+    y: Item,
+    why: str,
+    members: list[Item],
+    lengths: Callable[[Item], int | None],
+) -> Proposal:
+    options: list[tuple[str, str]] = []
+    notes = [why]
+    by_name = {item.name: item for item in members}
+    for flag, item, default in (("x", x, "X"), ("y", y, "Y")):
+        if item.name != default:
+            options.append((flag, item.name))
+    if not options:
+        notes = ["datasets X and Y"]
+    mask, v = by_name.get("mask"), by_name.get("V")
+    if mask is None:
+        mask = next((one for one in members if "mask" in _plain(one.name) and _mask_fits(one, x)), None)
+        if mask is not None:
+            options.append(("mask", mask.name))
+            notes.append(f"{mask.name} looks like the padding mask (true = real token)")
+    if v is None:
+        maps = (one for one in members if _plain(one.name) in _V_NAMES and len(one.shape) == 2)
+        v = next((one for one in maps if one.shape[0] == x.shape[-1]), None)
+        if v is not None:
+            options.append(("v", v.name))
+    flat, length = len(x.shape) == 2, None
+    if flat:
+        length = mask.shape[1] if mask is not None and len(mask.shape) == 2 else lengths(x)
+        options.append(("tokens", str(length or "T")))
+        notes.append(f"flattened to [n*T, d]{f' with T = {length}' if length else ': T is yours to say'}")
     if any(item.kind in "iu" and item.itemsize == 2 for item in (x, y)):
-        flags += ["--dtype", "bfloat16"]
+        options.append(("dtype", "bfloat16"))
         notes.append("16-bit integers are taken for bfloat16 bits; --dtype integer if they are numbers")
-    return tuple(flags), "; ".join(notes)
+    target = label if folder == "/" else f"{label}::{folder}"
+    return Proposal(target, x, y, mask, v, tuple(options), "; ".join(notes), flat and not length)
 
 
 def _mask_fits(mask: Item, x: Item) -> bool:

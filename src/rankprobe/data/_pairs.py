@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rankprobe.data._attributes import read_attributes, settle
 from rankprobe.data._fields import Field, Inputs, Outputs, Padding, open_field
-from rankprobe.data._names import items, propose, walk
+from rankprobe.data._names import items, noted_length, propose, walk
 from rankprobe.data._open import children, locate, near, open_file
 from rankprobe.data._paths import join, split_path, spooled
 from rankprobe.data._rows import Rows
@@ -105,6 +105,10 @@ def open_pairs(
         x_field, y_field = get(x, "X"), get(y, "Y")
         if x_field is None or y_field is None:
             raise _no_pair(file, label, prefix, "X" if x_field is None else "Y")
+        if dtype == "bfloat16" and "bfloat16" not in (x_field.stored.name, y_field.stored.name):
+            raise DataError(
+                f"{x_field.label}: is {x_field.stored.name}, not two-byte integers; drop --dtype bfloat16"
+            )
         inputs = Inputs(x_field, tokens)
         mask_field, v_field = get(mask, "mask", numbers=False), get(v, "V")
         pairs = PairFile(
@@ -394,19 +398,16 @@ def _inherited(file: Any, prefix: str, label: str, allow_external: bool) -> dict
 def _no_pair(file: Any, label: str, prefix: str, name: str) -> DataError:
     """No X or no Y: with the flags or the group that would read a pair, when one is in sight."""
     below = items(file, prefix, label)
-    ways = propose(label, below, prefix)
+    ways = propose(label, below, noted_length(file, label))
     at = join(prefix, name)
     here = label if prefix == "/" else f"{label}::{prefix}"
-    flagged = next((way for way in ways if way.target == here and way.flags), None)
+    flagged = next((way for way in ways if way.target == here), None)
     if flagged is not None:
         return DataError(
             f"{label}::{at}: no such dataset; try {shlex.join(flagged.flags)} ({flagged.reason})"
         )
-    groups = [way for way in ways if way.target != here]
-    if groups:
-        first = groups[0]
-        more = f" (one of {len(groups)} groups that hold pairs)" if len(groups) > 1 else ""
-        flags = f" {shlex.join(first.flags)}" if first.flags else ""
-        return DataError(f"{label}::{at}: no such dataset; try {shlex.quote(first.target)}{flags}{more}")
+    if ways:
+        more = f" (one of {len(ways)} groups that hold pairs)" if len(ways) > 1 else ""
+        return DataError(f"{label}::{at}: no such dataset; try {ways[0].arguments}{more}")
     others = [item.path for item in below]
     return DataError(f"{label}::{at}: no such dataset{near(at, others)}; name the pair with --x and --y")

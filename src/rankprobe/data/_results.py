@@ -140,9 +140,12 @@ def _store(group: Any, record: Mapping[str, Any]) -> None:
             # Attributes are small by design of HDF5; what does not fit is in json.
             with suppress(OSError, RuntimeError, ValueError, TypeError, OverflowError):
                 group.attrs[name] = value
-        elif isinstance(value, list) and value and "/" not in name and name != "json":
-            if all(isinstance(one, (int, float)) for one in value):
-                group[name] = np.asarray(value)
+        elif _is_series(value) and "/" not in name and name != "json":
+            group[name] = np.asarray(value)
+
+
+def _is_series(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, (int, float)) for one in value)
 
 
 def _strict(value: Any) -> Any:

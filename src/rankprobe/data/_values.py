@@ -52,20 +52,16 @@ def coarser(one: Stored, other: Stored) -> str:
 def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
     """Element type of a dataset that must hold real numbers.
 
-    ``dtype="bfloat16"`` reads two-byte elements as bfloat16 bits, ``dtype="integer"`` takes 16-bit
-    integers for numbers; without either such integers are refused, since the same two bytes are
-    written for both.
+    ``dtype="bfloat16"`` reads two-byte integers as bfloat16 bits, ``dtype="integer"`` takes them for
+    numbers; without either they are refused, since the same two bytes are written for both. Other types
+    are what they are. Opaque two-byte elements are bfloat16: that is how h5py writes it.
     """
     kind = dset.id.get_type()
     try:
         raw = dset.dtype
     except (TypeError, ValueError, OSError, RuntimeError):
         raise DataError(f"{label}: has an element type that numpy lacks; store it as float32") from None
-    if dtype not in (None, "bfloat16", "integer"):
-        raise DataError(f"{label}: dtype {dtype!r} is not known; pass bfloat16 or integer")
-    if dtype == "bfloat16":
-        if raw.itemsize != 2 or raw.kind not in "uiV" or raw.names:
-            raise DataError(f"{label}: is {_type_name(raw)}, not two-byte bfloat16; drop --dtype bfloat16")
+    if dtype == "bfloat16" and raw.kind in "ui" and raw.itemsize == 2:
         return Stored("bfloat16", raw, kind)
     if isinstance(kind, h5py.h5t.TypeOpaqueID):
         if raw.itemsize == 2:
