@@ -1,8 +1,17 @@
-"""``python -m rankprobe``: the command line."""
+"""``python -m rankprobe``, and the installed command: start the command line."""
 
 import sys
 
-from rankprobe.cli.main import main
+
+def run() -> int:
+    """Load and run the command line; an interrupt while it loads ends as quietly as a later one."""
+    try:
+        from rankprobe.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from rankprobe.errors import DataError
 
@@ -23,8 +23,17 @@ class ClosedOutputError(Exception):
     """Whoever read our standard output has left (``| head``): stop, quietly."""
 
 
+class _NoBytes(io.RawIOBase):
+    """Standard output of bytes that was closed before the start."""
+
+    def write(self, data: Any, /) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 class _NoStream(io.TextIOBase):
     """Stands in for a stream that was closed before the start (``>&-``)."""
+
+    buffer = _NoBytes()
 
     def write(self, text: str, /) -> int:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))

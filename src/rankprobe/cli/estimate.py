@@ -56,8 +56,8 @@ def _fit(value: Any) -> str:
 
 COLUMNS = (
     Column("file"),
-    Column("head", right=True, rank=2),
-    Column("estimator", rank=1),
+    Column("head", right=True, unless="empty"),
+    Column("estimator", unless="same"),
     Column("rank", right=True),
     Column("interval", show=_interval),
     Column("status"),
@@ -229,7 +229,7 @@ def estimate(
                 codes.append(report(env, error))
             saved += records
         if output is not None and saved:
-            _save(output, saved)
+            _save(output, saved, replace=force)
     return worst(codes)
 
 
@@ -261,7 +261,7 @@ def _check(
         if any(not _is_stdin(file) and Path(file).exists() and _same(target, Path(file)) for file in files):
             raise UsageError(f"-o {output} is an input file; pass --save to append to it")
         if target.exists() and not force:
-            raise UsageError(f"{output} exists; pass --force to replace it")
+            raise DataError(f"{output}: exists; pass --force to replace it")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -330,11 +330,11 @@ def _usable(record: Record) -> ExitCode:
     return ExitCode.OK if Status(record["status"]).usable else ExitCode.UNUSABLE
 
 
-def _save(file: str, records: list[dict[str, Any]]) -> None:
+def _save(file: str, records: list[dict[str, Any]], *, replace: bool = False) -> None:
     from rankprobe.data import save_estimates
 
     if records:
-        save_estimates(file, records)
+        save_estimates(file, records, replace=replace)
 
 
 def _rows(record: Record) -> Iterator[Record]:

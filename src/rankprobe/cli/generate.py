@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,8 +14,7 @@ from rankprobe.cli.progress import Meter
 from rankprobe.errors import UsageError
 
 if TYPE_CHECKING:
-    from rankprobe.cli.environment import Environment
-    from rankprobe.teachers import Block, Teacher
+    from rankprobe.teachers import Teacher
 
 # The names of rankprobe.teachers, which imports numpy: spelled again for --help, compared by a test.
 TeacherName = Literal["fixed_operator", "linear_qk", "softmax_qk"]
@@ -54,7 +53,7 @@ def generate(
     kernel: Annotated[
         KernelName,
         typer.Option(
-            help="K = U diag Uᵀ, U diag Wᵀ, or with trace 0 (and the same singular values).",
+            help="Kernel: U diag Uᵀ, U diag Wᵀ, or with trace 0 and the same singular values.",
         ),
     ] = "symmetric",
     scale: Annotated[
@@ -95,6 +94,7 @@ def generate(
     if sequences < 1:
         raise UsageError(f"--sequences must be at least 1, not {sequences}")
 
+    from rankprobe.data import write_pairs
     from rankprobe.teachers import make_teacher
 
     made = make_teacher(
@@ -113,45 +113,30 @@ def generate(
         noise=noise,
         seed=seed,
     )
+    shape: dict[str, Any] = {
+        "sequences": sequences,
+        "tokens": made.tokens,
+        "dim": made.dim,
+        "value_dim": made.value_dim,
+        "heads": made.heads,
+        "dtype": dtype,
+        "mask": made.padding != "none",
+        "attributes": made.attributes(),
+        "teacher": made.truth(),
+    }
     if output != "-":
-        _write(env, made, output, sequences, dtype, force)
-        size = Path(output).stat().st_size
-        env.note(f"wrote {output}: {_summary(made, sequences, dtype)}, {_bytes(size)}")
+        with Meter(env, "generating", sequences) as meter:
+            write_pairs(output, made.blocks(sequences), force=force, progress=meter.advance, **shape)
+        size = _bytes(Path(output).stat().st_size)
+        env.note(f"wrote {output}: {_summary(made, sequences, dtype)}, {size}")
         return
+    # HDF5 has to seek while it writes, a pipe cannot: the file is made elsewhere first.
     with tempfile.TemporaryDirectory(prefix="rankprobe-") as folder:
         spool = Path(folder) / "pairs.h5"
-        _write(env, made, str(spool), sequences, dtype, force=False)
+        with Meter(env, "generating", sequences) as meter:
+            write_pairs(spool, made.blocks(sequences), progress=meter.advance, **shape)
         with spool.open("rb") as source, env.binary_stdout() as out:
-            while chunk := source.read(1 << 20):
-                out.write(chunk)
-
-
-def _write(env: Environment, teacher: Teacher, path: str, sequences: int, dtype: str, force: bool) -> None:
-    from rankprobe.data import write_pairs
-
-    with Meter(env, "generating") as meter:
-        write_pairs(
-            path,
-            _counted(teacher.blocks(sequences), sequences, meter),
-            sequences=sequences,
-            tokens=teacher.tokens,
-            dim=teacher.dim,
-            value_dim=teacher.value_dim,
-            heads=teacher.heads,
-            dtype=dtype,
-            mask=teacher.padding != "none",
-            attributes=teacher.attributes(),
-            teacher=teacher.truth(),
-            force=force,
-        )
-
-
-def _counted(blocks: Iterator[Block], total: int, meter: Meter) -> Iterator[Any]:
-    done = 0
-    for block in blocks:
-        yield block
-        done += len(block[0])
-        meter(done, total)
+            shutil.copyfileobj(source, out, 1 << 20)
 
 
 def _summary(teacher: Teacher, sequences: int, dtype: str) -> str:

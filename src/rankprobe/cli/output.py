@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,7 +18,7 @@ from rankprobe.cli.environment import Environment
 from rankprobe.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
 Format = Literal["auto", "table", "json", "jsonl", "tsv"]
@@ -72,14 +73,22 @@ class Column:
     """One column of the table and of TSV.
 
     ``name`` is the row's key and the TSV header. ``rank`` says what leaves first when a terminal is too
-    narrow (highest first; 0 never leaves). ``table`` false: in TSV only.
+    narrow (highest first; 0 never leaves). The table leaves out a column whose values are all missing
+    (``unless="empty"``) or all the same (``unless="same"``); TSV always has it.
     """
 
     name: str
     show: Callable[[Any], str] = short
     rank: int = 0
     right: bool = False
-    table: bool = True
+    unless: Literal["never", "empty", "same"] = "never"
+
+    def tells(self, rows: Iterable[Record]) -> bool:
+        """Whether the table of these rows needs the column."""
+        values = {str(row.get(self.name)) for row in rows}
+        return not (
+            (self.unless == "same" and len(values) <= 1) or (self.unless == "empty" and values <= {"None"})
+        )
 
 
 class Sink:
@@ -157,50 +166,70 @@ class Sink:
 
     def _write_table(self) -> None:
         rows = [row for record in self._held for row in self._rows(record)]
-        columns = [column for column in self._columns if column.table]
         console = self._env.console()
-        table = _table(columns, rows)
-        hidden: list[str] = []
-        if not self._env.stdout_isatty:
-            console.width = max(console.width, _width(console, table, "maximum"))
-        while _width(console, table, "minimum") > console.width and any(c.rank for c in columns):
-            last = max(columns, key=lambda column: column.rank)
-            hidden.append(last.name)
-            columns = [column for column in columns if column is not last]
-            table = _table(columns, rows)
+        # Only a screen has an edge.
+        room = console.width if self._env.stdout_isatty else None
+        columns, hidden = [column for column in self._columns if column.tells(rows)], []
+        while (widths := _fit(columns, rows, room)) is None:
+            least = max(columns, key=lambda column: column.rank)
+            hidden.append(least.name)
+            columns.remove(least)
+        console.width = max(console.width, sum(widths) + _GAP * len(widths))
         with console.capture() as capture:
-            console.print(table)
+            console.print(_table(columns, widths, rows))
             if hidden:
-                console.print(f"not shown: {', '.join(hidden)} (widen the terminal, or --format tsv)")
+                note = f"not shown: {', '.join(hidden)} (widen the terminal, or --format tsv)"
+                console.print(textwrap.fill(note, console.width))
             if self._panel is not None and len(self._held) == 1 and self._env.stdout_isatty:
+                if room is not None:
+                    console.width = room
                 console.print(self._panel(self._held[0]))
         self._env.write(capture.get())
+
+
+_GAP = 3
+"""Characters between two columns."""
+_FOLD = 24
+"""A longer cell may be folded to this width."""
 
 
 def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(strict(value), allow_nan=False, indent=indent)
 
 
-def _table(columns: Sequence[Column], rows: Iterable[Record]) -> Table:
+def _fit(columns: Sequence[Column], rows: Sequence[Record], room: int | None) -> list[int] | None:
+    """Widths of the columns within ``room`` characters (None: no limit); None when one has to leave.
+
+    Whole cells and headers if they fit; else headers break between words and long cells are folded.
+    """
+    cells = [max([len(column.show(row.get(column.name))) for row in rows], default=0) for column in columns]
+    whole = [max(cell, len(column.name)) for cell, column in zip(cells, columns, strict=True)]
+    space = math.inf if room is None else room - _GAP * (len(columns) - 1)
+    if sum(whole) <= space:
+        return whole
+    words = [max(len(word) for word in column.name.split("_")) for column in columns]
+    widths = [max(word, min(cell, _FOLD)) for word, cell in zip(words, cells, strict=True)]
+    if sum(widths) > space and any(column.rank for column in columns):
+        return None
+    for wanted in (cells, whole):
+        for at, most in enumerate(wanted):
+            widths[at] += int(min(max(0, most - widths[at]), max(0, space - sum(widths))))
+    return widths
+
+
+def _table(columns: Sequence[Column], widths: Sequence[int], rows: Iterable[Record]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        # Names break at their underscores; values only where nothing else helps.
+    for column, width in zip(columns, widths, strict=True):
         table.add_column(
             column.name.replace("_", " "),
             justify="right" if column.right else "left",
             overflow="fold",
             vertical="bottom",
+            width=width,
         )
     for row in rows:
         table.add_row(*(column.show(row.get(column.name)) for column in columns))
     return table
-
-
-def _width(console: Console, table: Table, which: Literal["minimum", "maximum"]) -> int:
-    from rich.measure import Measurement
-
-    measured = Measurement.get(console, console.options.update(max_width=10_000), table)
-    return int(getattr(measured, which))
