@@ -281,6 +281,29 @@ def test_odd_file_names_survive_every_format(pair: Path) -> None:
     assert run("estimate", bytes_name).code == 0
 
 
+def test_a_file_name_cannot_reach_the_terminal_as_an_escape_code(pair: Path) -> None:
+    odd = pair.with_name("\x1b[31mred.h5")
+    missing = run("estimate", odd)
+    assert missing.err.startswith("rankprobe: error: \\x1b[31mred.h5: no such file")
+    pair.rename(odd)
+    for tty in (False, True):
+        assert "\\x1b[31mred.h5" in run("estimate", odd, tty=tty, TERM="dumb").out
+
+
+def test_results_of_a_file_are_saved_when_a_later_head_fails(heads: Path, estimator: FakeEstimator) -> None:  # noqa: F811
+    from rankprobe.data import read_estimates
+
+    def fail(pairs: Any, *, head: int, **options: Any) -> Any:
+        if head == 2:
+            raise DataError("head 2 is odd")
+        return type(estimator).__call__(estimator, pairs, head=head, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rankprobe.estimate", fail)
+        assert run("estimate", heads, "--save").code == 3
+    assert [record["head"] for record in read_estimates(heads)] == [0, 1]
+
+
 def test_results_stream_as_they_finish(heads: Path, estimator: FakeEstimator) -> None:  # noqa: F811
     seen: list[int] = []
     sink = io.TextIOWrapper(io.BytesIO(), newline="\n")

@@ -58,6 +58,7 @@ def test_what_json_cannot_hold_is_an_error_not_a_string() -> None:
         (1e-300, "1e-300"),
         ([4, 4], "[4, 4]"),
         ("a\tb\nc\\", "a\\tb\\nc\\\\"),
+        ("\x1b[31mred\x9b", "\\x1b[31mred\\x9b"),
         (12, "12"),
     ],
 )

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
@@ -17,6 +18,14 @@ from rankprobe.errors import DataError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """``text`` with its control characters escaped: names in files and of files come from strangers."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class ClosedOutputError(Exception):
@@ -119,7 +128,7 @@ class Environment:
 
     def note(self, line: str) -> None:
         """One line on standard error."""
-        self.complain(f"rankprobe: {' '.join(line.split())}\n")
+        self.complain(f"rankprobe: {printable(' '.join(line.split()))}\n")
 
     def complain(self, text: str) -> None:
         """Text on standard error; there is nobody left to tell if that fails."""

@@ -208,29 +208,43 @@ def estimate(
         "allow_external": allow_external,
     }
     wanted = parse_heads(head)
-    _check(env, files, save=save, output=output, force=force, threads=threads)
+    for name, value, least in (("threads", threads, 1), ("max-rank", max_rank, 0), ("seed", seed, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"--{name} must be at least {least}, not {value}")
+    _check(env, files, save=save, output=output, force=force)
 
     codes: list[ExitCode] = []
-    saved: list[dict[str, Any]] = []
+    run: str | None = None
     sink = Sink(env, COLUMNS, format_=format_, quiet="rank" if quiet else None, rows=_rows, panel=_panel)
     with sink, _threads(threads) as used:
         for file in files:
             records: list[dict[str, Any]] = []
-            try:
+            with _reported(env, codes):
                 for record in _estimate_file(env, file, opening, wanted, options, used):
                     records.append(record)
                     codes.append(_usable(record))
                     sink.add(record)
-                if save:
-                    _save(file, records)
-            except ClosedOutputError:
-                raise
-            except Exception as error:
-                codes.append(report(env, error))
-            saved += records
-        if output is not None and saved:
-            _save(output, saved, replace=force)
+            if records and (save or output is not None):
+                from rankprobe.data import save_estimates
+
+                # File by file, so that what an interrupt costs is one file's results.
+                with _reported(env, codes):
+                    if output is None:
+                        save_estimates(file, records)
+                    else:
+                        run = save_estimates(output, records, run=run, replace=force and run is None)
     return worst(codes)
+
+
+@contextlib.contextmanager
+def _reported(env: Environment, codes: list[ExitCode]) -> Iterator[None]:
+    """Report an error here and go on: the next file may be sound."""
+    try:
+        yield
+    except ClosedOutputError:
+        raise
+    except Exception as error:
+        codes.append(report(env, error))
 
 
 def _check(
@@ -240,7 +254,6 @@ def _check(
     save: bool,
     output: str | None,
     force: bool,
-    threads: int | None,
 ) -> None:
     """Refuse what cannot end well before any work is done."""
     stdin = [file for file in files if _is_stdin(file)]
@@ -254,8 +267,8 @@ def _check(
         raise UsageError("--save cannot append to standard input; pass -o FILE")
     if save and output is not None:
         raise UsageError("--save and -o exclude each other; pass one of them")
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads must be at least 1, not {threads}")
+    if output == "-":
+        raise UsageError("-o names an HDF5 file; what goes to standard output is chosen with --format")
     if output is not None:
         target = Path(output)
         if any(not _is_stdin(file) and Path(file).exists() and _same(target, Path(file)) for file in files):
@@ -328,13 +341,6 @@ def _usable(record: Record) -> ExitCode:
     from rankprobe.estimators.result import Status
 
     return ExitCode.OK if Status(record["status"]).usable else ExitCode.UNUSABLE
-
-
-def _save(file: str, records: list[dict[str, Any]], *, replace: bool = False) -> None:
-    from rankprobe.data import save_estimates
-
-    if records:
-        save_estimates(file, records, replace=replace)
 
 
 def _rows(record: Record) -> Iterator[Record]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rankprobe.cli.environment import Environment
+from rankprobe.cli.environment import Environment, printable
 from rankprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,13 +39,15 @@ def short(value: Any) -> str:
 
 
 def full(value: Any) -> str:
-    """A TSV cell: floats by repr, true/false, nothing for None and non-finite numbers, lists as JSON."""
-    value = strict(value)
-    if value is None:
-        return ""
+    """A TSV cell: floats by repr, true/false, nothing for None and non-finite numbers, lists as JSON.
+
+    Backslashes and control characters of texts are escaped: a cell stays on its line, and no file name
+    reaches a terminal as an escape code.
+    """
     if isinstance(value, str):
-        return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
-    return json.dumps(value, allow_nan=False)
+        return printable(value.replace("\\", "\\\\"))
+    value = strict(value)
+    return "" if value is None else json.dumps(value, allow_nan=False)
 
 
 def strict(value: Any) -> Any:
@@ -129,7 +131,8 @@ class Sink:
         """Take one record."""
         if self._quiet is not None:
             value = record.get(self._quiet)
-            self._env.write(("NA" if value is None else full(value)) + "\n")
+            text = "NA" if value is None else value if isinstance(value, str) else full(value)
+            self._env.write(text + "\n")
         elif self._format == "jsonl":
             self._env.write(_json(record) + "\n")
         elif self._format == "tsv":
