@@ -34,7 +34,8 @@ def read_attributes(obj: Any) -> dict[str, Any]:
     for name in names:
         try:
             handle = h5py.h5a.open(obj.id, name)
-            if handle.get_storage_size() <= _MAX_BYTES:
+            declared = handle.get_space().get_simple_extent_npoints() * handle.get_type().get_size()
+            if declared <= _MAX_BYTES:
                 out[decode(name)] = plain(obj.attrs[decode(name)])
         except (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError, UnicodeError):
             continue

@@ -13,13 +13,14 @@ import h5py
 
 from rankprobe.data._attributes import read_attributes
 from rankprobe.data._names import Item, Proposal, noted_length, propose, walk
-from rankprobe.data._open import detail, locate, open_file
+from rankprobe.data._open import children, detail, locate, open_file
 from rankprobe.data._pairs import open_pairs
-from rankprobe.data._paths import split_path, spooled
+from rankprobe.data._paths import join, split_path, spooled
 from rankprobe.data._storage import check_stored, filters, layout
 from rankprobe.data._values import stored
 from rankprobe.errors import DataError, RankprobeError
 
+_RESULTS = ("/estimates", "/recovery")
 _MAX_LISTED = 10_000
 _MAX_PAIRS = 32
 
@@ -59,7 +60,8 @@ class PairDescription:
 
 @dataclass(frozen=True)
 class FileDescription:
-    """All of it. ``problems`` are links that are not followed and objects that cannot be opened."""
+    """All of it. ``runs`` are the groups of saved results, which are not listed further; ``problems`` are
+    links that are not followed and objects that cannot be opened."""
 
     path: str
     size: int
@@ -67,6 +69,7 @@ class FileDescription:
     datasets: tuple[DatasetDescription, ...]
     groups: tuple[tuple[str, dict[str, Any]], ...]
     pairs: tuple[PairDescription, ...]
+    runs: tuple[str, ...]
     problems: tuple[str, ...]
     truncated: bool
     """Whether the file holds more objects or pairs than are listed."""
@@ -86,7 +89,7 @@ def describe(
         root = locate(file, prefix, label, allow_external=allow_external)
         if root is None:
             raise DataError(f"{label}::{prefix}: no such group; leave it out to see what is there")
-        objects = list(walk(file, prefix, label, _MAX_LISTED))
+        objects = list(walk(file, prefix, label, _MAX_LISTED, _RESULTS))
         candidates = list(_candidates(objects))
         proposals = propose(label, candidates, noted_length(file, label))
         pairs = [_pair(way, real, label, allow_external) for way in proposals[:_MAX_PAIRS]]
@@ -106,9 +109,20 @@ def describe(
                 if isinstance(obj, h5py.Group) and at != prefix
             ),
             pairs=tuple(pairs),
+            runs=tuple(_runs(file, label)) if prefix == "/" else (),
             problems=tuple(str(obj) for _, obj in objects if isinstance(obj, DataError)),
             truncated=len(objects) >= _MAX_LISTED or len(proposals) > _MAX_PAIRS,
         )
+
+
+def _runs(file: Any, label: str) -> Iterator[str]:
+    for path in _RESULTS:
+        try:
+            found = locate(file, path, label)
+            if found is not None and isinstance(found.obj, h5py.Group):
+                yield from sorted(join(path, name) for name, _ in children(found.obj))
+        except (DataError, OSError, RuntimeError, ValueError):
+            continue  # a file whose results are damaged still holds its pairs
 
 
 def _candidates(objects: list[tuple[str, Any]]) -> Iterator[Item]:

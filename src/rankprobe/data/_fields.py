@@ -31,7 +31,7 @@ class Field:
         self.chunks: tuple[int, ...] | None = found.obj.chunks
         self.per = 1
         """Stored rows of one sequence: 1, or T where the tokens are flattened."""
-        self._dset = _cached(found)
+        self._dset, self._together = _opened(found)
         if min(self.shape, default=0) == 0:
             raise DataError(f"{label}: is empty, its shape is {list(self.shape)}; name another dataset")
 
@@ -61,23 +61,34 @@ class Field:
                 rows = slice(start * self.per, max(start, stop) * self.per)
             else:
                 rows = (rows[:, None] * self.per + np.arange(self.per)).reshape(-1)
-        return read_rows(self._dset, rows, box, self.stored.raw, self.stored.memory, self.label)
+        return read_rows(
+            self._dset, rows, box, self.stored.raw, self.stored.memory, self.label, self._together
+        )
 
     def all(self) -> npt.NDArray[Any]:
         """Every raw element."""
         return self.read(slice(0, self.sequences), tuple((0, size) for size in self.shape[1:]))
 
 
-def _cached(found: Located) -> Any:
-    """The dataset with a cache that holds one row of its chunks, so that none is decoded twice."""
+def _opened(found: Located) -> tuple[Any, int | None]:
+    """The dataset with a chunk cache that suits it, and how many rows are best read together (None: any).
+
+    Filtered chunks: a row of them is kept, so that none is decoded twice. Plain chunks of whole rows: no
+    cache, for then HDF5 reads the rows asked for and not the chunks they lie in.
+    """
     dset = found.obj
-    if not dset.chunks or dset.id.get_create_plist().get_nfilters() == 0:
-        return dset
+    if not dset.chunks:
+        return dset, None
+    if dset.id.get_create_plist().get_nfilters() == 0:
+        whole = tuple(dset.chunks[1:]) == tuple(dset.shape[1:])
+        return (found.reopen(0), None) if whole else (dset, dset.chunks[0])
     across = 1
     for size, piece in zip(dset.shape[1:], dset.chunks[1:], strict=True):
         across *= -(-size // piece) * piece
     need = int(across * dset.chunks[0] * dset.dtype.itemsize)
-    return found.reopen(need) if _PLAIN_CACHE < need <= _MAX_CACHE else dset
+    if _PLAIN_CACHE < need <= _MAX_CACHE:
+        dset = found.reopen(need)
+    return dset, dset.chunks[0]
 
 
 def open_field(found: Located, label: str, dtype: str | None) -> Field:

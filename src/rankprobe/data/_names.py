@@ -104,10 +104,13 @@ class Proposal:
         return f"rankprobe estimate {self.arguments}"
 
 
-def walk(file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS) -> Iterator[tuple[str, Any]]:
+def walk(
+    file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS, skip: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Any]]:
     """(path, object) of everything below ``prefix`` through hard and soft links inside the file.
 
-    An object that cannot be opened yields its :class:`DataError`. Each object is given once.
+    An object that cannot be opened yields its :class:`DataError`. Each object is given once. Paths in
+    ``skip`` are left out.
     """
     seen: set[Any] = set()
     todo = [(prefix, 0)]
@@ -134,7 +137,8 @@ def walk(file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS) -> Itera
             except (OSError, RuntimeError, ValueError) as error:
                 yield path, DataError(f"{label}::{path}: its members cannot be listed ({error})")
                 continue
-            todo.extend((join(path, name), depth + 1) for name in reversed(names))
+            below = [join(path, name) for name in reversed(names)]
+            todo.extend((one, depth + 1) for one in below if one not in skip)
 
 
 def items(file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS) -> list[Item]:

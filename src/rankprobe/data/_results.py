@@ -23,7 +23,7 @@ from rankprobe.data._atomic import reason, replacing
 from rankprobe.data._open import children, detail, locate, open_file
 from rankprobe.data._paths import check_file, join, split_path
 from rankprobe.data._storage import check_stored
-from rankprobe.data._write import hdf5_errors
+from rankprobe.data._write import opened_to_write
 from rankprobe.errors import DataError, UsageError
 
 try:
@@ -64,22 +64,13 @@ def save_estimates(
         raise UsageError(f"run {run!r}: must be a name without a slash")
     label, _ = split_path(path)
     if replace or not Path(label).exists():
-        with (
-            replacing(label, force=replace) as temporary,
-            hdf5_errors(label),
-            h5py.File(temporary, "w") as file,
-        ):
-            return _append(file, records, run)
+        with replacing(label, force=replace) as temporary, opened_to_write(temporary, "w", label) as file:
+            return _append(file, records, run, label)
     with _alone(label) as source:
         with replacing(label, force=True) as temporary:
             _copy(source, temporary, label)
-            try:
-                with h5py.File(temporary, "r+") as file:
-                    name = _append(file, records, run)
-            except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-                raise DataError(
-                    f"{label}: results cannot be added ({detail(error)}); the file is as it was: use -o"
-                ) from None
+            with opened_to_write(temporary, "r+", label) as file:
+                name = _append(file, records, run, label)
         return name
 
 
@@ -116,19 +107,23 @@ def _members(group: Any) -> list[str]:
     return sorted(name for name, _ in children(group)) if isinstance(group, h5py.Group) else []
 
 
-def _append(file: Any, records: Sequence[Mapping[str, Any]], run: str | None) -> str:
-    home = file.require_group("estimates")
-    name = run
-    if name is None:
-        stamp = name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        number = 1
-        while name in home:
-            number += 1
-            name = f"{stamp}-{number:03d}"
-    group = home.require_group(name)
-    first = len(group)
-    for number, record in enumerate(records, first):
-        _store(group.create_group(f"{number:06d}"), record)
+def _append(file: Any, records: Sequence[Mapping[str, Any]], run: str | None, label: str) -> str:
+    try:
+        home = file.require_group("estimates")
+        name = run
+        if name is None:
+            stamp = name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            number = 1
+            while name in home:
+                number += 1
+                name = f"{stamp}-{number:03d}"
+        group = home.require_group(name)
+        for number, record in enumerate(records, len(group)):
+            _store(group.create_group(f"{number:06d}"), record)
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{label}: results cannot be added ({detail(error)}), the file is as it was; save with -o OTHER"
+        ) from None
     return name
 
 

@@ -25,11 +25,12 @@ _SPAN_BYTES = 32 << 20
 
 
 def read_rows(
-    dset: Any, rows: Rows, box: Box, raw: np.dtype[Any], memory: Any, label: str
+    dset: Any, rows: Rows, box: Box, raw: np.dtype[Any], memory: Any, label: str, together: int | None
 ) -> npt.NDArray[Any]:
     """Elements [m, *box] of the rows, which are a slice of step 1 or strictly increasing integers.
 
-    ``raw`` and ``memory`` are the numpy and HDF5 types of the elements in memory (see ``Stored``).
+    ``raw`` and ``memory`` are the numpy and HDF5 types of the elements in memory (see ``Stored``). Rows in
+    one group of ``together`` cost as much as one of them; None: each row costs its own bytes.
     """
     reader = _Reader(dset, box, raw, memory, label)
     if isinstance(rows, slice):
@@ -38,13 +39,9 @@ def read_rows(
         reader.read(start, out)
         return out
     out = reader.empty(len(rows))
-    for first, last in _runs(rows, _chunk_rows(dset), reader.gap_rows):
+    for first, last in _runs(rows, together, reader.gap_rows):
         reader.pick(rows[first:last], out[first:last])
     return out
-
-
-def _chunk_rows(dset: Any) -> int | None:
-    return int(dset.chunks[0]) if dset.chunks else None
 
 
 def _runs(rows: npt.NDArray[np.integer[Any]], chunk: int | None, gap: int) -> list[tuple[int, int]]:

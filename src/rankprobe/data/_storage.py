@@ -39,6 +39,11 @@ def filters(dset: Any) -> list[str]:
     return out
 
 
+def element_bytes(dset: Any) -> int:
+    """Bytes of one stored element; numpy's type may be wider."""
+    return int(dset.id.get_type().get_size())
+
+
 def layout(dset: Any) -> str:
     """``contiguous``, ``chunked``, ``compact``, ``virtual`` or ``external``."""
     plist = dset.id.get_create_plist()
@@ -81,7 +86,7 @@ def check_stored(dset: Any, file: Any, label: str, *, allow_external: bool = Fal
             _check_filters(dset, label)
             _check_chunks(dset, label)
         else:
-            _check_bytes(dset, label, count * dset.dtype.itemsize, kind)
+            _check_bytes(dset, label, count * element_bytes(dset), kind)
     except (OSError, RuntimeError, ValueError, OverflowError, KeyError) as error:
         raise DataError(
             f"{label}: its storage cannot be read ({detail(error)}); the file is damaged"
@@ -132,7 +137,7 @@ def _check_chunks(dset: Any, label: str) -> None:
             f"{_first_gap(dset, written)}; the job that writes it stopped early: "
             "finish it, or copy the rows that are there"
         )
-    chunk_bytes = math.prod(dset.chunks) * dset.dtype.itemsize
+    chunk_bytes = math.prod(dset.chunks) * element_bytes(dset)
     have, need = dset.id.get_storage_size(), expected * chunk_bytes
     codes = {plist.get_filter(i)[0] for i in range(plist.get_nfilters())}
     floor = need if not codes else need // _DEFLATE_RATIO if codes <= {1, 2, 3} else 0
@@ -166,7 +171,7 @@ def _check_external(dset: Any, file: Any, label: str, allowed: bool, depth: int)
         raise DataError(
             f"{label}: is stored in another file ({name}); pass --allow-external if you trust the file"
         )
-    need = math.prod(dset.shape) * dset.dtype.itemsize
+    need = math.prod(dset.shape) * element_bytes(dset)
     have = 0
     for raw, offset, size in pieces:
         # HDF5 looks up relative names from the working directory.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from rankprobe.data._atomic import reason, replacing
+from rankprobe.data._atomic import replacing
 from rankprobe.data._open import detail
 from rankprobe.errors import DataError, UsageError
 
@@ -87,44 +88,70 @@ def _fill(
 ) -> None:
     sequences, tokens, dim, value_dim = shape
     kind = _element(dtype)
+    with opened_to_write(target, "w", label) as file:
+        with hdf5_errors(label):
+            file.attrs["encoding-type"] = ENCODING_TYPE
+            file.attrs["encoding-version"] = ENCODING_VERSION
+            _set_attributes(file, attributes)
+            x = _create(file, "X", (sequences, tokens, dim), kind)
+            middle = (tokens,) if heads is None else (heads, tokens)
+            y = _create(file, "Y", (sequences, *middle, value_dim), kind)
+            real = _create(file, "mask", (sequences, tokens), np.dtype(np.bool_)) if mask else None
+            if value_map is not None:
+                file["V"] = np.asarray(value_map, dtype=np.float64)
+            if teacher is not None:
+                _write_teacher(file.create_group("teacher"), teacher)
+        done = 0
+        for block in blocks:
+            done += _append(label, done, block, (x, y, real), progress)
+        if done != sequences:
+            raise DataError(f"{label}: {done} of {sequences} sequences were given; not written")
+
+
+@contextmanager
+def opened_to_write(path: str, mode: str, label: str) -> Iterator[Any]:
+    """``h5py.File`` that can be closed even when the disk is full; on an error ``path`` is left broken."""
+    with hdf5_errors(label):
+        file = h5py.File(path, mode, libver=("earliest", "v110"))
     try:
-        file = h5py.File(target, "w", libver=("earliest", "v110"))
+        yield file
+        with hdf5_errors(label):
+            file.flush()
+    except BaseException:
+        _abandon(file)
+        raise
+    with hdf5_errors(label):
+        file.close()
+
+
+def _abandon(file: Any) -> None:
+    """Close, with what HDF5 still holds sent to nowhere: it cannot drop it, and when writing it fails too,
+    the process crashes as it ends."""
+    with suppress(OSError, RuntimeError, ValueError, NotImplementedError):
+        nowhere = os.open(os.devnull, os.O_RDWR)
         try:
-            with hdf5_errors(label):
-                file.attrs["encoding-type"] = ENCODING_TYPE
-                file.attrs["encoding-version"] = ENCODING_VERSION
-                _set_attributes(file, attributes)
-                x = _create(file, "X", (sequences, tokens, dim), kind)
-                middle = (tokens,) if heads is None else (heads, tokens)
-                y = _create(file, "Y", (sequences, *middle, value_dim), kind)
-                real = _create(file, "mask", (sequences, tokens), np.dtype(np.bool_)) if mask else None
-                if value_map is not None:
-                    file["V"] = np.asarray(value_map, dtype=np.float64)
-                if teacher is not None:
-                    _write_teacher(file.create_group("teacher"), teacher)
-            done = 0
-            for block in blocks:
-                done += _append(label, done, block, (x, y, real), progress)
-            if done != sequences:
-                raise DataError(f"{label}: {done} of {sequences} sequences were given; not written")
+            os.dup2(nowhere, file.id.get_vfd_handle())
         finally:
-            with hdf5_errors(label):
-                file.close()
-    except OSError as error:
-        raise DataError(
-            f"{label}: cannot be written ({reason(error)}); free space or choose another"
-        ) from None
+            os.close(nowhere)
+    with suppress(OSError, RuntimeError, ValueError):
+        file.close()
 
 
 @contextmanager
 def hdf5_errors(label: str) -> Iterator[None]:
-    """HDF5's own failures to write as one line; errors of the caller's iterators pass."""
+    """HDF5's own failures to write as one line."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        text = str(error)
-        why = "No space left on device" if "errno = 28" in text or "No space left" in text else detail(error)
-        raise DataError(f"{label}: cannot be written ({why}); free space or choose another place") from None
+        raise DataError(f"{label}: cannot be written ({_why(error)}); free space or choose another") from None
+
+
+def _why(error: OSError | RuntimeError) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        found = re.search(r"errno = (\d+)", str(error))
+        number = int(found[1]) if found else None
+    return os.strerror(number) if number else detail(error)
 
 
 def _append(
