@@ -7,8 +7,11 @@ Command bodies import what they need when they run.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,6 +22,7 @@ from rankprobe.cli.estimate import estimate
 from rankprobe.cli.exit_codes import ExitCode
 from rankprobe.cli.failures import report, report_usage
 from rankprobe.cli.generate import generate
+from rankprobe.cli.inspect import inspect
 from rankprobe.cli.options import environment
 from rankprobe.cli.schema import schema
 
@@ -53,6 +57,7 @@ def rankprobe(
 
 app.command()(estimate)
 app.command()(generate)
+app.command()(inspect)
 app.command()(schema)
 
 
@@ -64,12 +69,42 @@ def program(arguments: Sequence[str], env: Environment) -> int:
     return int(code or 0)
 
 
+class _Interrupt(KeyboardInterrupt):
+    """Ctrl-C, under another name than the built-in one."""
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """Make Ctrl-C end in our exit code wherever it strikes.
+
+    CPython notes a plain KeyboardInterrupt that passes through ``exec`` of a string (array-api-compat's
+    imports do that) and later kills the process by the signal, although it was caught. A subclass goes
+    unnoticed. An ignored or foreign handler is left alone.
+    """
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise _Interrupt
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) in ``env``; return the exit code."""
     env = env or Environment()
     env.argv = tuple(sys.argv[1:] if argv is None else argv)
     try:
-        code = program(env.argv, env)
+        with _interrupts():
+            code = program(env.argv, env)
     except ClosedOutputError:
         return ExitCode.OK
     except KeyboardInterrupt:
