@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -89,7 +89,7 @@ def describe(
         root = locate(file, prefix, label, allow_external=allow_external)
         if root is None:
             raise DataError(f"{label}::{prefix}: no such group; leave it out to see what is there")
-        objects = list(walk(file, prefix, label, _MAX_LISTED, _RESULTS))
+        objects = list(walk(file, prefix, label, _MAX_LISTED, _RESULTS, allow_external))
         candidates = list(_candidates(objects))
         proposals = propose(label, candidates, noted_length(file, label))
         pairs = [_pair(way, real, label, allow_external) for way in proposals[:_MAX_PAIRS]]
@@ -134,21 +134,25 @@ def _candidates(objects: list[tuple[str, Any]]) -> Iterator[Item]:
 
 
 def _pair(proposal: Proposal, real: str, label: str, allow_external: bool) -> PairDescription:
-    """The proposal tried: opening reads no values."""
-    nothing = (None, None, None, None, None)
+    """The proposal tried: opening reads no values. ``--allow-external`` is added only where it is needed."""
     if proposal.needs_length:
-        return PairDescription(proposal, *nothing, problem=None)
+        return PairDescription(proposal, None, None, None, None, None, problem=None)
     options: dict[str, Any] = dict(proposal.options)
     if "tokens" in options:
         options["tokens"] = int(options["tokens"])
     target = real + proposal.target[len(label) :]
-    try:
-        with open_pairs(target, allow_external=allow_external, **options) as pairs:
-            return PairDescription(
-                proposal, pairs.sequences, pairs.tokens, pairs.dim, pairs.value_dim, pairs.heads, None
-            )
-    except RankprobeError as error:
-        return PairDescription(proposal, *nothing, problem=str(error).replace(real, label, 1))
+    problem: str | None = None
+    for outside in (False, True) if allow_external else (False,):
+        way = proposal
+        if outside:
+            way = replace(proposal, options=(*proposal.options, ("allow-external", None)))
+        try:
+            with open_pairs(target, allow_external=outside, **options) as pairs:
+                sizes = (pairs.sequences, pairs.tokens, pairs.dim, pairs.value_dim, pairs.heads)
+                return PairDescription(way, *sizes, problem=None)
+        except RankprobeError as error:
+            problem = str(error).replace(real, label, 1)
+    return PairDescription(proposal, None, None, None, None, None, problem)
 
 
 def _roles(proposals: list[Proposal]) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -162,7 +166,7 @@ def _roles(proposals: list[Proposal]) -> dict[str, tuple[str, tuple[str, ...]]]:
             name = role.lower()
             # The flags that are about the whole pair stand with X.
             keys = (name, "tokens", "dtype") if role == "X" else (name,)
-            words = [word for key in keys if key in flags for word in (f"--{key}", flags[key])]
+            words = [word for key in keys if (value := flags.get(key)) for word in (f"--{key}", value)]
             out.setdefault(item.path, (role, tuple(words)))
     return out
 

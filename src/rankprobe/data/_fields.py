@@ -32,7 +32,7 @@ class Field:
         self.per = 1
         """Stored rows of one sequence: 1, or T where the tokens are flattened."""
         self._dset, self._together = _opened(found)
-        if min(self.shape, default=0) == 0:
+        if 0 in self.shape:
             raise DataError(f"{label}: is empty, its shape is {list(self.shape)}; name another dataset")
 
     @property

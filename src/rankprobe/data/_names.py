@@ -84,14 +84,17 @@ class Proposal:
     y: Item
     mask: Item | None
     v: Item | None
-    options: tuple[tuple[str, str], ...]
+    options: tuple[tuple[str, str | None], ...]
+    """Flags without their dashes, with their value (None: a switch)."""
     reason: str
     needs_length: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Words to add to ``rankprobe estimate FILE``."""
-        return tuple(f"--{word}" if not at else word for pair in self.options for at, word in enumerate(pair))
+        return tuple(
+            word for name, value in self.options for word in (f"--{name}", value) if word is not None
+        )
 
     @property
     def arguments(self) -> str:
@@ -105,7 +108,12 @@ class Proposal:
 
 
 def walk(
-    file: Any, prefix: str, label: str, limit: int = _MAX_OBJECTS, skip: tuple[str, ...] = ()
+    file: Any,
+    prefix: str,
+    label: str,
+    limit: int = _MAX_OBJECTS,
+    skip: tuple[str, ...] = (),
+    allow_external: bool = False,
 ) -> Iterator[tuple[str, Any]]:
     """(path, object) of everything below ``prefix`` through hard and soft links inside the file.
 
@@ -118,7 +126,7 @@ def walk(
     while todo and count < limit:
         path, depth = todo.pop()
         try:
-            found = locate(file, path, label)
+            found = locate(file, path, label, allow_external=allow_external)
         except DataError as error:
             count += 1
             yield path, error
@@ -283,7 +291,7 @@ def _proposal(
     members: list[Item],
     lengths: Callable[[Item], int | None],
 ) -> Proposal:
-    options: list[tuple[str, str]] = []
+    options: list[tuple[str, str | None]] = []
     notes = [why]
     by_name = {item.name: item for item in members}
     for flag, item, default in (("x", x, "X"), ("y", y, "Y")):

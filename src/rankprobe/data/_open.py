@@ -59,7 +59,8 @@ def _open_failure(error: Exception) -> str:
 
 def detail(error: BaseException) -> str:
     """HDF5's own reason: the innermost parenthesis of its message, on one line."""
-    text = " ".join(str(error).split())
+    # str() of a KeyError is the repr of its message.
+    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
     found = re.search(r"\((.*)\)$", text)
     return (found[1] if found else text) or type(error).__name__
 
@@ -101,15 +102,16 @@ def locate(file: Any, path: str, label: str, *, allow_external: bool = False) ->
     group, at = file, "/"
     parent, name = file, "/"
     todo = [part for part in path.split("/") if part not in ("", ".")]
-    links = 0
+    links, inside = 0, 0
     while todo:
         part = todo.pop(0)
+        followed, inside = inside > 0, max(0, inside - 1)
         here = join(at, part)
         if not isinstance(group, h5py.Group):
             return None
         try:
             if not group.id.links.exists(encode(part)):
-                if links:
+                if followed:
                     raise DataError(f"{label}::{path}: is a soft link to {here}, which is not there")
                 return None
             kind = group.id.links.get_info(encode(part)).type
@@ -120,7 +122,8 @@ def locate(file: Any, path: str, label: str, *, allow_external: bool = False) ->
             if links > _MAX_LINKS:
                 raise DataError(f"{label}::{path}: its soft links go in a circle; name the dataset itself")
             target = decode(group.id.links.get_val(encode(part)))
-            todo = [step for step in target.split("/") if step not in ("", ".")] + todo
+            steps = [step for step in target.split("/") if step not in ("", ".")]
+            todo, inside = steps + todo, inside + len(steps)
             if target.startswith("/"):
                 group, at = file, "/"
             continue
@@ -169,12 +172,18 @@ def children(group: Any, limit: int = 100_000) -> Iterator[tuple[str, int]]:
 
 def near(name: str, names: list[str]) -> str:
     """``; near: a, b`` or ``; there are: a, b``: what the user may have meant."""
-    last = name.rsplit("/", 1)[-1]
-    close = [other for other in names if other.rsplit("/", 1)[-1].lower() == last.lower()]
-    close = close or difflib.get_close_matches(name, names, 3, 0.5)
+    last = _last(name)
+    close = [other for other in names if _last(other).lower() == last.lower()]
+    if not close:
+        similar = difflib.get_close_matches(last, {_last(other) for other in names}, 3, 0.6)
+        close = [other for other in names if _last(other) in similar]
     if close:
         return f"; did you mean {' or '.join(close[:3])}?"
     if names:
         more = ", ..." if len(names) > 6 else ""
         return f"; there are {', '.join(names[:6])}{more}"
     return "; it holds no datasets"
+
+
+def _last(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
