@@ -344,6 +344,19 @@ def test_garbage_behind_the_mask_is_never_seen(store: Callable[..., Path]) -> No
     assert np.array_equal(x, np.where(MASK[..., None], X, 0)) and np.all(y[~MASK] == 0)
 
 
+def test_what_was_found_and_not_used_is_noted(store: Callable[..., Path]) -> None:
+    path = store(X=X, Y=Y, attention_mask=MASK, mask_token=np.ones(3))
+    with open_pairs(path) as pairs:
+        assert pairs.notes == (
+            f"{path}::/attention_mask: may be the padding mask and is not used; "
+            "pass --mask /attention_mask if it is",
+        )
+    with open_pairs(path, mask="/attention_mask") as pairs:
+        assert pairs.notes == ()
+    with open_pairs(store(X=X, Y=np.ones((N, T, T, 2)))) as pairs:
+        assert len(pairs.notes) == 1 and "its second axis is taken for heads" in pairs.notes[0]
+
+
 def test_the_right_head_is_asked_for(store: Callable[..., Path]) -> None:
     with open_pairs(store(X=X, Y=HEADS)) as pairs:
         with pytest.raises(UsageError, match="holds 4 heads; choose with --head"):

@@ -120,8 +120,8 @@ def _runs(file: Any, label: str) -> Iterator[str]:
         try:
             found = locate(file, path, label)
             if found is not None and isinstance(found.obj, h5py.Group):
-                yield from sorted(join(path, name) for name, _ in children(found.obj))
-        except (DataError, OSError, RuntimeError, ValueError):
+                yield from sorted(join(path, name) for name in children(found.obj, label))
+        except DataError:
             continue  # a file whose results are damaged still holds its pairs
 
 

@@ -180,11 +180,11 @@ class Outputs:
             )
         self.heads: int | None = None if self._head_axis is None else shape[self._head_axis]
         self.value_dim = shape[-1]
-        self._merged = False
+        self.merged = False
         if heads is not None and self.heads is None:
             if shape[-1] % heads:
                 raise DataError(f"{_shapes(field)}: {shape[-1]} features do not split into --heads {heads}")
-            self.heads, self.value_dim, self._merged = heads, shape[-1] // heads, True
+            self.heads, self.value_dim, self.merged = heads, shape[-1] // heads, True
         elif heads not in (None, self.heads):
             raise DataError(f"{_shapes(field)} has {self.heads} heads; drop --heads {heads}")
 
@@ -201,7 +201,7 @@ class Outputs:
     def read(self, rows: Rows, head: int | None, dtype: npt.DTypeLike) -> Floats:
         """[m, T, d_v] of one head as ``dtype``."""
         box = [(0, size) for size in self.field.shape[1:]]
-        if head is not None and self._merged:
+        if head is not None and self.merged:
             box[-1] = (head * self.value_dim, (head + 1) * self.value_dim)
         elif head is not None and self._head_axis is not None:
             box[self._head_axis - 1] = (head, head + 1)
@@ -210,7 +210,7 @@ class Outputs:
 
     def place(self, sequence: int, token: int, feature: int, head: int | None) -> list[int]:
         """Index in the file of one value."""
-        if head is not None and self._merged:
+        if head is not None and self.merged:
             feature += head * self.value_dim
         at = [sequence * self.field.per + token] if self.field.per > 1 else [sequence, token]
         if len(self.field.shape) == 2 and self.field.per == 1:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
 
 from rankprobe.data._attributes import read_attributes
-from rankprobe.data._open import children, locate
+from rankprobe.data._open import children, detail, locate
 from rankprobe.data._paths import join
 from rankprobe.errors import DataError
 
@@ -133,7 +134,12 @@ def walk(
             continue
         if found is None:
             continue
-        info = h5py.h5o.get_info(found.obj.id if hasattr(found.obj, "id") else found.obj)
+        try:
+            info = h5py.h5o.get_info(found.obj.id)
+        except (OSError, RuntimeError, ValueError) as error:
+            count += 1
+            yield path, DataError(f"{label}::{path}: cannot be looked up ({detail(error)}); damaged?")
+            continue
         if (info.fileno, info.addr) in seen:
             continue
         seen.add((info.fileno, info.addr))
@@ -141,9 +147,9 @@ def walk(
         yield path, found.obj
         if isinstance(found.obj, h5py.Group) and depth < _MAX_DEPTH:
             try:
-                names = [name for name, _ in children(found.obj, limit)]
-            except (OSError, RuntimeError, ValueError) as error:
-                yield path, DataError(f"{label}::{path}: its members cannot be listed ({error})")
+                names = children(found.obj, f"{label}::{path}", limit)
+            except DataError as error:
+                yield path, error
                 continue
             below = [join(path, name) for name in reversed(names)]
             todo.extend((one, depth + 1) for one in below if one not in skip)
@@ -208,6 +214,22 @@ def _across(
         if pair is not None and "name" in pair[2]:
             out.append(_proposal(label, parent, *pair, members, lengths))
     return out
+
+
+def masks_beside(file: Any, folder: str, label: str, shape: tuple[int, int]) -> Iterator[Item]:
+    """Datasets directly in ``folder`` that are named like a mask and have its shape [n, T] or [n*T]."""
+    found = locate(file, folder, label, allow_external=True)
+    if found is None or not isinstance(found.obj, h5py.Group):
+        return
+    for name in children(found.obj, f"{label}::{folder}", _MAX_OBJECTS):
+        if "mask" not in _plain(name):
+            continue
+        at = join(folder, name)
+        with suppress(DataError):  # a mask that cannot be opened is not one to propose
+            member = locate(file, at, label)
+            item = Item.of(at, member.obj) if member and isinstance(member.obj, h5py.Dataset) else None
+            if item is not None and item.shape in (shape, (shape[0] * shape[1],)):
+                yield item
 
 
 def noted_length(file: Any, label: str) -> Callable[[Item], int | None]:

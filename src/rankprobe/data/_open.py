@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import h5py
@@ -154,20 +153,22 @@ def _open_object(group: Any, name: str, label: str) -> Any:
         return h5py.Group(opened)
     if isinstance(opened, h5py.h5d.DatasetID):
         return h5py.Dataset(opened)
-    return opened
+    return h5py.Datatype(opened)
 
 
-def children(group: Any, limit: int = 100_000) -> Iterator[tuple[str, int]]:
-    """Names of a group's links and their kind (``h5l.TYPE_*``), nothing opened."""
-    names: list[bytes] = []
+def children(group: Any, label: str, limit: int = 100_000) -> list[str]:
+    """Names of a group's links, nothing opened; raises :class:`DataError` when they cannot be listed."""
+    names: list[str] = []
 
     def collect(name: bytes, *_: Any) -> bool | None:
-        names.append(name)
+        names.append(decode(name))
         return True if len(names) >= limit else None
 
-    group.id.links.iterate(collect)
-    for name in names:
-        yield decode(name), group.id.links.get_info(name).type
+    try:
+        group.id.links.iterate(collect)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{label}: its members cannot be listed ({detail(error)}); damaged?") from None
+    return names
 
 
 def near(name: str, names: list[str]) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rankprobe.data._attributes import read_attributes, settle
 from rankprobe.data._fields import Field, Inputs, Outputs, Padding, open_field
-from rankprobe.data._names import items, noted_length, propose, walk
+from rankprobe.data._names import items, masks_beside, noted_length, propose, walk
 from rankprobe.data._open import children, locate, near, open_file
 from rankprobe.data._paths import join, split_path, spooled
 from rankprobe.data._rows import Rows
@@ -169,6 +169,18 @@ class PairFile:
         self.x_dtype, self.y_dtype = inputs.field.stored.name, outputs.field.stored.name
         self.storage_dtype = coarser(inputs.field.stored, outputs.field.stored)
         self.attributes: Mapping[str, Any] = attributes
+        self.notes: tuple[str, ...] = tuple(self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        if self._outputs.heads == self.tokens and not self._outputs.merged and self._inputs.field.per == 1:
+            yield f"{self._outputs.field.label}: as many heads as tokens; its second axis is taken for heads"
+        if self._padding is None:
+            near_x = self.x_name.rpartition("/")[0] or "/"
+            for item in masks_beside(self._file, near_x, self.path, (self.sequences, self.tokens)):
+                yield (
+                    f"{self.path}::{item.path}: may be the padding mask and is not used; "
+                    f"pass --mask {shlex.quote(item.path)} if it is"
+                )
 
     @property
     def label(self) -> str:
@@ -373,7 +385,7 @@ class PairFile:
         if found is None or not isinstance(found.obj, h5py.Group):
             return None
         out = read_attributes(found.obj)
-        for name, _ in children(found.obj):
+        for name in children(found.obj, f"{self.path}::{found.path}"):
             at = join(found.path, name)
             member = locate(self._file, at, self.path)
             if member is not None and isinstance(member.obj, h5py.Dataset):

@@ -83,14 +83,14 @@ def read_estimates(path: str | os.PathLike[str], run: str | None = None) -> list
     out: list[dict[str, Any]] = []
     with open_file(label) as file:
         home = locate(file, "/estimates", label)
-        runs = _members(home.obj) if home is not None else []
+        runs = _members(home.obj, f"{label}::/estimates") if home is not None else []
         for one in runs if run is None else [run]:
             group = locate(file, join("estimates", one), label)
             if group is None or not isinstance(group.obj, h5py.Group):
                 raise DataError(
                     f"{label}::/estimates/{one}: no such run; there are {', '.join(runs) or 'none'}"
                 )
-            for number in _members(group.obj):
+            for number in _members(group.obj, f"{label}::{group.path}"):
                 at = join(group.path, number, "json")
                 found = locate(file, at, label)
                 try:
@@ -103,8 +103,8 @@ def read_estimates(path: str | os.PathLike[str], run: str | None = None) -> list
     return out
 
 
-def _members(group: Any) -> list[str]:
-    return sorted(name for name, _ in children(group)) if isinstance(group, h5py.Group) else []
+def _members(group: Any, label: str) -> list[str]:
+    return sorted(children(group, label)) if isinstance(group, h5py.Group) else []
 
 
 def _append(file: Any, records: Sequence[Mapping[str, Any]], run: str | None, label: str) -> str:
