@@ -1,0 +1,145 @@
+"""The noise edge: how large a singular value noise alone puts into an estimated full kernel.
+
+At the solution, noise E moves the kernel by δK = (JᵀPJ)^{-1} Jᵀ P E. If the true rank is r, singular value
+r + 1 of the estimate is to first order ‖U⊥ᵀ δK V⊥‖, with U⊥, V⊥ outside the leading r singular spaces. Its
+law is simulated at the solution, so anisotropic tokens, masks and few sequences are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from rankprobe.attention import Array
+from rankprobe.decision.verdict import Verdict
+from rankprobe.solver import Fit, Kernel
+from rankprobe.solver.conjugate_gradients import conjugate_gradients
+
+CERTAIN, COUNTED, DOUBTFUL = 4.5, 2.6, 2.0
+"""Standard scores of a singular value against the noise: surely signal, counted, not surely noise."""
+
+FIRST_DRAWS, MORE_DRAWS = 12, 60
+
+
+def degrees_of_freedom(fit: Fit) -> int:
+    """Parameters of a fit: r(p_q + p_k − r) for the kernel, (p_v + c) d_v for the value map."""
+    rows, columns = int(fit.kernel.left.shape[0]), int(fit.kernel.right.shape[0])
+    W = fit.lin.projection.W
+    return fit.kernel.rank * (rows + columns - fit.kernel.rank) + int(W.shape[0]) * int(W.shape[1])
+
+
+def noise_sigma(fit: Fit) -> float:
+    """σ̂ of the residual, with the parameters' degrees of freedom taken off."""
+    free = max(fit.lin.problem.equations - degrees_of_freedom(fit), 1)
+    return math.sqrt(fit.rss / free)
+
+
+def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
+    """One δK [p_q, p_k] that Gaussian noise of standard deviation ``sigma`` gives at a full fit."""
+    problem, lin = fit.lin.problem, fit.lin
+    xp = array_namespace(problem.outputs)
+    noise = xp.asarray(
+        sigma * rng.standard_normal(tuple(problem.outputs.shape)),
+        dtype=problem.outputs.dtype,
+        device=problem.outputs.device,
+    )
+    if problem.padding is not None:
+        noise = xp.where(problem.padding[:, :, None], noise, 0.0 * noise)
+    damping = 1e-8 * fit.curvature.mean
+    change = conjugate_gradients(
+        lambda v: lin.normal(v).plus(damping, v),
+        lambda g: fit.curvature.solve(lin.kernel, g, damping),
+        lin.pull(lin.projection.residual_of(noise)),
+        0.03,
+        100,
+    ).x
+    moved = change.first @ lin.kernel.right.T
+    return moved if change.second is None else moved + lin.kernel.left @ change.second.T
+
+
+@dataclass
+class NoiseEdge:
+    """Simulated noise in a full-rank kernel estimate.
+
+    Singular values are compared in the metric K S^{1/2} (:meth:`Curvature.scaled`), where noise is alike
+    in all key directions; the rank is the same in any metric.
+    """
+
+    fit: Fit
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.sigma = noise_sigma(self.fit)
+        self.draws: list[Array] = []
+        self._scaled: list[Array] = []
+        self.estimate = self._scale(self.fit.kernel.matrix())
+        self.spectrum = Kernel.of(self.estimate, self.fit.kernel.rank)
+
+    def _scale(self, matrix: Array) -> Array:
+        return self.fit.curvature.scaled(matrix, 0.5)
+
+    def simulate(self, draws: int) -> None:
+        """Extend the simulation to ``draws`` draws."""
+        while len(self.draws) < draws:
+            change = noise_draw(self.fit, self.sigma, self.rng)
+            self.draws.append(change)
+            self._scaled.append(self._scale(change))
+
+    def score(self, rank: int) -> float:
+        """Standard score of singular value rank + 1 against noise alone, given rank ``rank``.
+
+        The score is deflated for the number of draws its mean and deviation come from.
+        """
+        if rank >= self.spectrum.rank:
+            return -math.inf
+        xp = array_namespace(self.estimate)
+        left, right = self.spectrum.left[:, :rank], self.spectrum.right[:, :rank]
+        tops = []
+        for change in self._scaled:
+            rest = change - left @ (left.T @ change)
+            rest = rest - (rest @ right) @ right.T
+            tops.append(float(xp.linalg.matrix_norm(rest, ord=2)))
+        mean, deviation = float(np.mean(tops)), float(np.std(tops, ddof=1)) + 1e-300
+        count = len(tops)
+        return (float(self.spectrum.values[rank]) - mean) / (deviation * math.sqrt(1 + 1 / count) * (1 + 1 / count))
+
+    def decide(self) -> Verdict:
+        """Count singular values above the edge, one after the other, with more draws near it."""
+        self.simulate(FIRST_DRAWS)
+        verdict = self._count()
+        if not verdict.settled or min(abs(self.score(verdict.rank) - COUNTED), 9.0) < 2.0:
+            self.simulate(MORE_DRAWS)
+            verdict = self._count()
+        return verdict
+
+    def _count(self) -> Verdict:
+        top = self.spectrum.rank
+        first = {}
+        for name, limit in (("lower", CERTAIN), ("rank", COUNTED), ("upper", DOUBTFUL)):
+            first[name] = next((r for r in range(top) if self.score(r) <= limit), top)
+        rank, upper = first["rank"], first["upper"]
+        last = f"value {rank} stands {self.score(rank - 1):.0f} deviations above the noise, " if rank else ""
+        return Verdict(
+            rank,
+            first["lower"],
+            upper if upper < top else None,
+            f"{last}value {rank + 1} at {self.score(rank):.1f}" if rank < top else "no singular value is noise",
+        )
+
+    def quantile(self, rank: int, tokens: Array, level: float = 0.95) -> float:
+        """Edge in the units of the printed singular values: quantile of the noise beside rank ``rank``.
+
+        ``tokens`` maps a matrix [p_q, p_k] to token units [d, d].
+        """
+        xp = array_namespace(self.estimate)
+        kernel = Kernel.of(tokens(self.fit.kernel.matrix()), rank)
+        tops = []
+        for change in self.draws:
+            rest = tokens(change)
+            rest = rest - kernel.left @ (kernel.left.T @ rest)
+            rest = rest - (rest @ kernel.right) @ kernel.right.T
+            tops.append(float(xp.linalg.matrix_norm(rest, ord=2)))
+        return float(np.quantile(tops, level))
