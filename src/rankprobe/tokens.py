@@ -56,6 +56,11 @@ class Whitening:
         """Visible dimensions p."""
         return int(self.whiten.shape[1])
 
+    def dual(self) -> Array:
+        """T [d, p] with tokens = T features on range(C): the inverse of ``whiten`` there."""
+        xp = array_namespace(self.whiten)
+        return xp.linalg.solve(self.basis.T @ self.whiten, self.basis.T).T
+
     def to_tokens(self, coefficients: Array) -> Array:
         """Coefficients [p, r] of whitened features -> the same linear form on tokens [d, r], in range(C)."""
         return self.basis @ (self.basis.T @ (self.whiten @ coefficients))

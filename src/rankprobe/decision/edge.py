@@ -104,7 +104,9 @@ class NoiseEdge:
             tops.append(float(xp.linalg.matrix_norm(rest, ord=2)))
         mean, deviation = float(np.mean(tops)), float(np.std(tops, ddof=1)) + 1e-300
         count = len(tops)
-        return (float(self.spectrum.values[rank]) - mean) / (deviation * math.sqrt(1 + 1 / count) * (1 + 1 / count))
+        return (float(self.spectrum.values[rank]) - mean) / (
+            deviation * math.sqrt(1 + 1 / count) * (1 + 1 / count)
+        )
 
     def decide(self) -> Verdict:
         """Count singular values above the edge, one after the other, with more draws near it."""
@@ -126,7 +128,9 @@ class NoiseEdge:
             rank,
             first["lower"],
             upper if upper < top else None,
-            f"{last}value {rank + 1} at {self.score(rank):.1f}" if rank < top else "no singular value is noise",
+            f"{last}value {rank + 1} at {self.score(rank):.1f}"
+            if rank < top
+            else "no singular value is noise",
         )
 
     def quantile(self, rank: int, tokens: Array, level: float = 0.95) -> float:

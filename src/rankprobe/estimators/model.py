@@ -8,7 +8,8 @@ from typing import Literal
 from array_api_compat import array_namespace
 
 from rankprobe.attention import Array, Attention
-from rankprobe.solver import Kernel, Problem
+from rankprobe.solver import Fit, Kernel, Problem
+from rankprobe.solver.problem import apply
 from rankprobe.tokens import (
     Whitening,
     centred_keys,
@@ -115,7 +116,18 @@ class Model:
             covariates = one if sample.mask is None else xp.where(sample.mask[:, :, None], one, 0.0 * one)
         visible = self.attention.visible(sample.X, length, sample.mask)
         outputs = xp.astype(sample.Y, dtype)
-        return Problem(self.attention, query, key, value, outputs, visible, covariates, sample.mask, sample.rows)
+        return Problem(
+            self.attention, query, key, value, outputs, visible, covariates, sample.mask, sample.rows
+        )
+
+    def residual(self, fitted: Fit, sample: Sample) -> float:
+        """‖Y − A X V‖² of a fit on other sequences."""
+        xp = array_namespace(sample.Y)
+        kernel, W = fitted.kernel, fitted.lin.projection.W
+        problem = self.problem(sample, kernel.left.dtype)
+        Z = problem.regressors(problem.mixer(kernel.left * kernel.values, kernel.right))
+        rest = xp.astype(problem.outputs - apply(Z, W), xp.float64)
+        return float(xp.sum(rest * rest))
 
     def in_tokens(self, kernel: Kernel) -> Kernel:
         """The kernel of the quotient, P_q K P_k, in token units (its singular values are those printed)."""

@@ -89,7 +89,9 @@ class _Search:
             gain = (self.lin.loss - trial.loss) / predicted if predicted > 0 else -1.0
             self.tries.append(_Move(trial, length, gain))
             better = min(self.tries, key=lambda move: move.lin.loss)
-            if gain > 0.6 or (len(self.tries) > 1 and better.lin.loss < self.lin.loss and better is not self.tries[-1]):
+            if gain > 0.6 or (
+                len(self.tries) > 1 and better.lin.loss < self.lin.loss and better is not self.tries[-1]
+            ):
                 break
             # Minimiser of the parabola through the old loss, its slope and the new loss.
             curve = (trial.loss - self.lin.loss + length * self.slope) / length**2
@@ -119,6 +121,9 @@ def fit(
     total = float(xp.sum(problem.outputs * problem.outputs))
     lin = Linearization(problem, start, values, settings.ridge)
     curvature = Curvature(lin, rng)
+    if start.rank == 0:
+        lin = Linearization(problem, start, values, settings.last_ridge)
+        return Fit(lin, curvature, True, 0, 0)
     # λ: damping in units of μ, the mean curvature.
     lam, products, converged, steps = 1.0, 0, False, 0
     while steps < settings.outer and lam < 1e10:
@@ -149,7 +154,9 @@ def fit(
         stalled = lin.loss - move.lin.loss < settings.stall * lin.loss
         lin = move.lin
         if report is not None:
-            report(f"step {steps}: residual {lin.rss / total:.3e} of ‖Y‖², λ {lam:.1e}, length {move.length:.2f}")
+            report(
+                f"step {steps}: residual {lin.rss / total:.3e} of ‖Y‖², λ {lam:.1e}, length {move.length:.2f}"
+            )
         if move.length < 1.0:
             lam *= min(1.0 / move.length, 10.0)
         elif move.gain > 0.75:

@@ -21,7 +21,9 @@ class Linearization:
         self.problem, self.kernel, self.ridge = problem, kernel, ridge
         self.query_left = apply(problem.query, kernel.left)
         self.key_right = apply(problem.key, kernel.right)
-        self.A = problem.attention.mixer((self.query_left * kernel.values) @ swap(self.key_right), problem.visible)
+        self.A = problem.attention.mixer(
+            (self.query_left * kernel.values) @ swap(self.key_right), problem.visible
+        )
         Z = problem.regressors(self.A)
         self.projection = values.at(Z, problem.outputs, ridge)
         self.residual = problem.outputs - apply(Z, self.projection.W)
@@ -37,7 +39,9 @@ class Linearization:
             logits = first @ swap(self.key_right)
         else:
             second = apply(self.problem.key, step.second)
-            logits = xp.concat([first, self.query_left], axis=2) @ swap(xp.concat([self.key_right, second], axis=2))
+            logits = xp.concat([first, self.query_left], axis=2) @ swap(
+                xp.concat([self.key_right, second], axis=2)
+            )
         return self.problem.push(self.A, logits, self.B)
 
     def pull(self, residual: Array) -> Tangent:

@@ -1,0 +1,207 @@
+"""``rankprobe.estimate``: one call over all estimators, on arrays or on an open pair file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankprobe.attention import Array
+from rankprobe.errors import DataError, UsageError
+from rankprobe.estimators.choose import choose_kind
+from rankprobe.estimators.inversion import Task, estimate_of, invert
+from rankprobe.estimators.paper import paper_estimates
+from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
+from rankprobe.estimators.result import Estimate, Result, Status
+from rankprobe.estimators.source import ArraySource, Sampler, Source
+
+if TYPE_CHECKING:
+    from rankprobe.data import PairFile
+
+ESTIMATORS = ("v-unknown", "v-known", "realized-mixer")
+KINDS = ("softmax", "linear", "fixed_operator")
+
+_SMALL = 3_000_000
+"""Below this many token entries a second thread costs more in hand-overs than it multiplies."""
+
+
+def estimate(
+    X: Array | PairFile,
+    Y: Array | None = None,
+    *,
+    V: Array | None = None,
+    mask: Array | None = None,
+    head: int | None = None,
+    estimators: Sequence[str] = ("v-unknown",),
+    solver: Literal["gauss-newton", "paper"] = "gauss-newton",
+    attention: Literal["auto", "softmax", "linear", "fixed_operator"] = "auto",
+    causal: bool | Literal["auto"] = "auto",
+    bias: bool = True,
+    scale: float | None = None,
+    max_rank: int | None = None,
+    seed: int = 0,
+    memory: int | None = None,
+    progress: Callable[..., None] | None = None,
+) -> Result:
+    """Estimate the intrinsic query-key rank of one head from its inputs and outputs.
+
+    Parameters
+    ----------
+    X : tokens [n, T, d], or an open pair file (then ``Y``, ``V`` and ``mask`` come from it).
+    Y : attention outputs [n, T, d_v], or [n, H, T, d_h] with ``head``.
+    V : value map [d, d_v] (or [H, d, d_h]), needed by ``v-known`` only.
+    mask : [n, T], true at real tokens; padded tokens are ignored as queries and as keys.
+    estimators : any of ``v-unknown``, ``v-known``, ``realized-mixer``, or ``all``; the first is the main answer.
+    solver : ``gauss-newton`` (joint least squares, method section 2) or ``paper`` (the paper's own, section 4).
+    attention, causal : kind of map; ``auto`` takes them from the file's attributes, else decides on
+        held-out sequences.
+    bias : fit biases of queries, keys, values and outputs through a constant feature.
+    scale : factor of the logits, divided out of the reported kernel; default the file's, else 1.
+    max_rank : largest rank tried where the kernel is fitted in factored form.
+    seed : of the sample of sequences and of the simulated noise.
+    memory : bytes the sequences in memory may take; default a quarter of the machine's.
+    progress : called as ``progress(done, total=None, text=None)``.
+
+    Returns
+    -------
+    Result, with the fields of its main :class:`Estimate`.
+
+    Raises
+    ------
+    UsageError, DataError : the call or the data cannot be used as they are.
+    """
+    source: Source
+    if Y is not None:
+        source = ArraySource(X, Y, V, mask)
+    elif hasattr(X, "read"):
+        source = X
+    else:
+        raise UsageError("estimate needs Y [n, T, d_v] beside X, or an open pair file as X")
+    names = _names(estimators, source, head)
+    heads = getattr(source, "heads", None)
+    if heads is not None and (head is None or not 0 <= head < heads):
+        raise UsageError(f"Y holds {heads} heads; name one of 0 to {heads - 1} as head")
+    with _threads(source):
+        results, shared = _run(
+            source, head, names, solver, attention, causal, bias, scale, max_rank, seed, memory, progress
+        )
+    return Result(results, names[0], {**shared, **_provenance(source, seed)})
+
+
+def _run(
+    source: Source,
+    head: int | None,
+    names: list[str],
+    solver: str,
+    attention: str,
+    causal: bool | str,
+    bias: bool,
+    scale: float | None,
+    max_rank: int | None,
+    seed: int,
+    memory: int | None,
+    progress: Callable[..., None] | None,
+) -> tuple[dict[str, Estimate], dict[str, Any]]:
+    sampler = Sampler(source, head, seed)
+    noted = source.attributes
+    kind, is_causal, chosen = choose_kind(sampler, attention, causal, bias)
+    if scale is None:
+        scale = float(noted.get("scale") or 1.0)
+    if not scale > 0:
+        raise UsageError(f"scale is {scale}; it must be positive")
+    steps = 0
+
+    def report(text: str) -> None:
+        nonlocal steps
+        steps += 1
+        if progress is not None:
+            progress(steps, None, text)
+
+    task = Task(sampler, kind, is_causal, bias, scale, None, max_rank, _fitting(source, memory), report)
+    if task.sequences < 2:
+        lonely = estimate_of(
+            task, names[0], "a single sequence does not determine a kernel; at least 2 are needed"
+        )
+        return dict.fromkeys(names, lonely), chosen
+    if solver == "paper":
+        return paper_estimates(task, names, source.value_map(head)), chosen
+    inversions: dict[str, Any] = {}
+    results: dict[str, Estimate] = {}
+    for name in names:
+        base = name if name != "realized-mixer" else next(iter(inversions), "v-unknown")
+        if base not in inversions:
+            known = source.value_map(head) if base == "v-known" else None
+            this = task if known is None else Task(**{**vars(task), "value_map": known})
+            inversions[base] = invert(this)
+            results.setdefault(base, estimate_of(this, base, inversions[base]))
+        outcome = inversions[base]
+        if name == "realized-mixer":
+            inverted = results[base]
+            results[name] = (
+                inverted if isinstance(outcome, str) else realized_mixer(inverted, mean_mixer(outcome))
+            )
+    return {name: results[name] for name in names}, chosen
+
+
+def _names(estimators: Sequence[str], source: Source, head: int | None) -> list[str]:
+    """The estimators asked for; ``all`` is every one the data allow."""
+    names: list[str] = []
+    known = source.value_map(head) is not None
+    for name in estimators:
+        if name == "all":
+            names += [each for each in ESTIMATORS if each != "v-known" or known]
+        elif name not in ESTIMATORS:
+            raise UsageError(f"there is no estimator {name!r}; choose from {', '.join(ESTIMATORS)} or all")
+        elif name == "v-known" and not known:
+            raise UsageError("v-known needs the value map; pass --v NAME (V= in Python), or use v-unknown")
+        else:
+            names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def _fitting(source: Source, memory: int | None) -> int:
+    """How many sequences the memory holds: features of three roles, outputs, and six T × T work arrays."""
+    if memory is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    length = source.tokens
+    each = 8 * length * (5 * (source.dim + 1) + 5 * source.value_dim + 6 * length)
+    count = memory // each
+    if count < 2:
+        raise UsageError(
+            f"{memory} bytes hold {count} sequences of {length} tokens; raise --memory above {2 * each}"
+        )
+    return int(count)
+
+
+@contextlib.contextmanager
+def _threads(source: Source) -> Iterator[None]:
+    from threadpoolctl import threadpool_limits
+
+    entries = min(source.sequences, 400) * source.tokens * (source.dim + source.tokens)
+    with threadpool_limits(1 if entries < _SMALL else None):
+        yield
+
+
+def _provenance(source: Source, seed: int) -> dict[str, Any]:
+    import platform
+
+    import numpy
+    import scipy
+
+    import rankprobe
+
+    return {
+        "seed": seed,
+        "storage_dtype": source.storage_dtype,
+        "sequences": source.sequences,
+        "versions": {
+            "rankprobe": rankprobe.__version__,
+            "python": platform.python_version(),
+            "numpy": numpy.__version__,
+            "scipy": scipy.__version__,
+        },
+    }
+
+
+__all__ = ["DataError", "Status", "estimate"]

@@ -1,0 +1,381 @@
+"""Kernel inversion by joint least squares, V unknown or known: from sequences to a decided rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from rankprobe import spectra
+from rankprobe.attention import Array
+from rankprobe.decision.edge import NoiseEdge, degrees_of_freedom, noise_sigma
+from rankprobe.decision.ladder import Ladder
+from rankprobe.decision.verdict import CONFIDENCE, Verdict
+from rankprobe.estimators.model import Kind, Model, Sample
+from rankprobe.estimators.result import Estimate, Status
+from rankprobe.estimators.source import Sampler
+from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Problem, Settings, ValueMap, fit
+from rankprobe.solver.start import first_kernel
+
+FULL_LIMIT = 160
+"""Widest features for which the kernel is fitted whole; its noise edge needs all p_q p_k directions."""
+
+EQUATIONS_PER_PARAMETER = 24
+"""Size of the first sample, in observations per unknown."""
+
+ENERGY_TARGET = 0.004
+"""The sample grows until the standard error of the energy rank is below this, or the data end."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to invert: data, kind of map, and what is known.
+
+    value_map : V [d, d_v] if known. scale : factor of the logits divided out of the printed kernel.
+    """
+
+    sampler: Sampler
+    kind: Kind
+    causal: bool
+    bias: bool
+    scale: float
+    value_map: Array | None = None
+    max_rank: int | None = None
+    most_sequences: int | None = None
+    report: Callable[[str], None] | None = None
+
+    @property
+    def sequences(self) -> int:
+        available = self.sampler.source.sequences
+        return available if self.most_sequences is None else min(available, self.most_sequences)
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """A decided fit: ``fit`` has rank ``verdict.rank``; singular values are in token units."""
+
+    model: Model
+    fit: Fit
+    verdict: Verdict
+    parametrization: str
+    kernel: Kernel
+    noise_edge: float | None
+    sigma: float
+    r2_heldout: float | None
+    heldout_ratio: float | None
+    """Held-out over training noise variance: about 1 where the fit is right."""
+    sequences: int
+    signal: float
+    """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
+
+
+def invert(task: Task) -> Inversion | str:
+    """Fit and decide; a string says why the data cannot determine a kernel at all."""
+    source = task.sampler.source
+    probe = task.sampler.take(min(task.sequences, 256))
+    model = Model.of(task.kind, task.causal, task.bias, probe, source.storage_dtype)
+    p_q, p_k, p_v = model.query.dimension, model.key.dimension, model.value.dimension
+    if p_q == 0 or p_k == 0:
+        return "the tokens do not move within a sequence, so no key can be told from another; more varied inputs would help"
+    unknown_values = 0 if task.value_map is not None else p_v * source.value_dim
+    rows = probe.rows / probe.sequences
+    full = p_q * p_k + unknown_values
+    if max(p_q, p_k) <= FULL_LIMIT:
+        need = math.ceil(1.2 * full / (rows * source.value_dim))
+        if task.sequences < max(need, 2):
+            return (
+                f"{task.sequences} sequences give {int(task.sequences * rows) * source.value_dim} observations for "
+                f"{full} unknowns; at least {max(need, 2)} sequences are needed"
+            )
+        first = math.ceil(EQUATIONS_PER_PARAMETER * full / (rows * source.value_dim))
+        return _whole(task, model, first)
+    return _factored(task, model, rows)
+
+
+def _values(task: Task, model: Model) -> ValueMap:
+    if task.value_map is None:
+        return FittedValueMap()
+    xp = array_namespace(task.value_map)
+    # Known V acts on the tokens themselves, written in the whitened features: x V = f (Tᵀ V) where x = T f.
+    padded = task.value_map
+    if model.bias:
+        padded = xp.concat([padded, 0.0 * padded[:1, :]], axis=0)
+    W = model.value.dual().T @ padded
+    if model.bias and model.kind != "softmax":
+        W = xp.concat([W, 0.0 * W[:1, :]], axis=0)
+    return KnownValueMap(W)
+
+
+def _whole(task: Task, model: Model, first: int) -> Inversion:
+    """The full kernel, its simulated noise edge, and a refit at the decided rank."""
+    rng = np.random.default_rng(task.sampler.seed)
+    values = _values(task, model)
+    count = min(task.sequences, first)
+    while True:
+        sample = task.sampler.take(count)
+        problem = model.problem(sample)
+        whole = fit(
+            problem,
+            first_kernel(problem, values, max(model.query.dimension, model.key.dimension), rng),
+            values,
+            rng,
+            report=task.report,
+        )
+        edge = NoiseEdge(whole, rng)
+        verdict = edge.decide()
+        final = _refit(whole.kernel.truncated(verdict.rank), problem, values, rng)
+        error = _energy_error(model, final.kernel, edge)
+        if count >= task.sequences or (verdict.settled and error <= ENERGY_TARGET):
+            break
+        grown = count * min(max(2.0, 1.3 * (error / ENERGY_TARGET) ** 2), 16.0)
+        count = min(task.sequences, math.ceil(grown))
+    unit = _unit(task, model, final)
+    heldout = _heldout_of_whole(task, model, final, values, count, rng)
+    return _decided(
+        task,
+        model,
+        final,
+        verdict,
+        "full",
+        edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit,
+        heldout,
+        count,
+        problem,
+    )
+
+
+def _refit(
+    start: Kernel,
+    problem: Problem,
+    values: ValueMap,
+    rng: np.random.Generator,
+    settings: Settings | None = None,
+) -> Fit:
+    return fit(problem, start, values, rng, settings or Settings(ridge=1e-8, outer=15))
+
+
+def _matrix_in_tokens(model: Model, matrix: Array) -> Array:
+    return model.query.to_tokens(model.key.to_tokens(matrix.T).T)
+
+
+def _energy_error(model: Model, kernel: Kernel, edge: NoiseEdge) -> float:
+    """Standard error of the energy rank: spread over the simulated noise, to first order."""
+    if kernel.rank < 2:
+        return 0.0
+    tokens = model.in_tokens(kernel)
+    ranks = []
+    for change in edge.draws:
+        moved = _matrix_in_tokens(model, change)
+        xp = array_namespace(moved)
+        shift = xp.sum((tokens.left.T @ moved) * tokens.right.T, axis=1)
+        ranks.append(spectra.energy_rank(np.asarray(tokens.values + shift, dtype=float)))
+    return float(np.std(ranks))
+
+
+def _heldout_of_whole(
+    task: Task, model: Model, final: Fit, values: ValueMap, count: int, rng: np.random.Generator
+) -> tuple[Fit, Sample]:
+    """A fit and sequences it has not seen: fresh ones if there are, else an eighth left out of a refit."""
+    fresh = min(task.sequences - count, max(32, count // 4))
+    if fresh >= min(32, max(1, count // 8)):
+        return final, task.sampler.take(count + fresh).part(count, count + fresh)
+    left_out = max(1, count // 8)
+    sample = task.sampler.take(count)
+    fewer = _refit(final.kernel, model.problem(sample.part(0, count - left_out)), values, rng)
+    return fewer, sample.part(count - left_out, count)
+
+
+def _factored(task: Task, model: Model, rows: float) -> Inversion | str:
+    """K of bounded rank where the full kernel has too many unknowns: over-parameterize, then refit down."""
+    source = task.sampler.source
+    rng = np.random.default_rng(task.sampler.seed)
+    values = _values(task, model)
+    p_q, p_k = model.query.dimension, model.key.dimension
+    # A trained head is as wide as its output; a quarter more leaves room to see that it is not wider.
+    top = min(p_q, p_k, task.max_rank or max(16, math.ceil(1.25 * source.value_dim)))
+    unknowns = top * (p_q + p_k - top) + model.value.dimension * source.value_dim
+    heldout = max(1, min(task.sequences // 16, 256))
+    wanted = math.ceil(EQUATIONS_PER_PARAMETER * unknowns / (rows * source.value_dim))
+    count = min(task.sequences - heldout, wanted)
+    if count * rows * source.value_dim < 2 * unknowns:
+        return (
+            f"{count} sequences give {int(count * rows) * source.value_dim} observations for {unknowns} unknowns at "
+            f"rank {top}; at least {math.ceil(2 * unknowns / (rows * source.value_dim))} sequences are needed"
+        )
+    sample = task.sampler.take(count + heldout)
+    xp = array_namespace(sample.X)
+    problem = model.problem(sample.part(0, count), xp.float32)
+    over = fit(
+        problem,
+        first_kernel(problem, values, top, rng),
+        values,
+        rng,
+        Settings(outer=40, floor=3e-6, stall=0.02),
+        task.report,
+    )
+    settings = Settings(ridge=1e-8, outer=12, floor=3e-10, stall=0.05)
+    ladder = Ladder(over, lambda start: fit(problem, start, values, rng, settings, task.report))
+    verdict = ladder.decide()
+    final = ladder.fits.get(verdict.rank, over)
+    held = sample.part(count, count + heldout)
+    return _decided(task, model, final, verdict, "factored", None, (final, held), count, problem)
+
+
+def _unit(task: Task, model: Model, final: Fit) -> float:
+    """Factor from fitted kernel to printed one: logit scale, and ‖V‖_F² = d_v where only K·V is seen."""
+    unit = 1.0 / task.scale
+    if model.kind != "softmax" and task.value_map is None:
+        xp = array_namespace(final.lin.projection.W)
+        V = (model.value.whiten @ final.lin.projection.W[: model.value.dimension, :])[
+            : task.sampler.source.dim, :
+        ]
+        unit *= float(xp.linalg.matrix_norm(V)) / math.sqrt(task.sampler.source.value_dim)
+    return unit
+
+
+def _decided(
+    task: Task,
+    model: Model,
+    final: Fit,
+    verdict: Verdict,
+    parametrization: str,
+    edge: float | None,
+    heldout: tuple[Fit, Sample],
+    count: int,
+    problem: Problem,
+) -> Inversion:
+    kernel = model.in_tokens(final.kernel)
+    kernel = replace(kernel, values=kernel.values * _unit(task, model, final))
+    sigma = noise_sigma(final)
+    seen, sample = heldout
+    r2, ratio = None, None
+    variation = sample.variation()
+    residual = model.residual(seen, sample)
+    if variation > 0:
+        r2 = 1.0 - residual / variation
+    entries = sample.rows * int(sample.Y.shape[2])
+    if seen.rss > 0 and entries:
+        ratio = residual / entries / noise_sigma(seen) ** 2
+    return Inversion(
+        model,
+        final,
+        verdict,
+        parametrization,
+        kernel,
+        edge,
+        sigma,
+        r2,
+        ratio,
+        count,
+        _signal(final),
+    )
+
+
+def _signal(final: Fit) -> float:
+    """Standard score of the F statistic of the value map: does the mixed input explain the output at all."""
+    problem = final.lin.problem
+    xp = array_namespace(problem.outputs)
+    columns = xp.sum(problem.outputs, axis=(0, 1)) / max(problem.rows, 1)
+    total = float(xp.sum(problem.outputs * problem.outputs)) - problem.rows * float(xp.sum(columns * columns))
+    used = max(degrees_of_freedom(final) - int(problem.outputs.shape[2]), 1)
+    free = max(problem.equations - degrees_of_freedom(final), 1)
+    noise = final.rss / free
+    if noise <= 0:
+        return math.inf if total > 0 else 0.0
+    return ((total - final.rss) / noise - used) / math.sqrt(2 * used * (1 + used / free))
+
+
+def estimate_of(task: Task, name: str, outcome: Inversion | str) -> Estimate:
+    """The public answer: measures, status, and the words that go with it."""
+    common = {
+        "estimator": name,
+        "solver": "gauss-newton",
+        "attention": task.kind,
+        "causal": task.causal,
+        "bias": task.bias,
+    }
+    if isinstance(outcome, str):
+        return Estimate(
+            status=Status.NOT_IDENTIFIABLE,
+            message=outcome,
+            rank=None,
+            rank_interval=None,
+            confidence=None,
+            energy_rank=None,
+            energy_rank_data=None,
+            effective_rank=None,
+            stable_rank=None,
+            singular_values=(),
+            singular_values_data=(),
+            noise_edge=None,
+            noise_sigma=None,
+            r2_heldout=None,
+            sequences_used=task.sequences,
+            kernel="none",
+            **common,
+        )
+    verdict = outcome.verdict
+    status, message = _status(outcome)
+    values = _floats(outcome.kernel.values)
+    return Estimate(
+        status=status,
+        message=message,
+        rank=verdict.rank,
+        rank_interval=(verdict.lower, verdict.rank if verdict.upper is None else verdict.upper),
+        confidence=CONFIDENCE,
+        energy_rank=spectra.energy_rank(values),
+        energy_rank_data=spectra.energy_rank(_floats(outcome.fit.kernel.values)),
+        effective_rank=spectra.effective_rank(values),
+        stable_rank=spectra.stable_rank(values),
+        singular_values=values,
+        singular_values_data=_floats(outcome.fit.kernel.values),
+        noise_edge=outcome.noise_edge,
+        noise_sigma=outcome.sigma,
+        r2_heldout=outcome.r2_heldout,
+        sequences_used=outcome.sequences,
+        kernel=outcome.parametrization,
+        **common,
+    )
+
+
+def _status(outcome: Inversion) -> tuple[Status, str]:
+    verdict = outcome.verdict
+    r2 = outcome.r2_heldout
+    unseen = r2 is None or r2 <= 0.0
+    if outcome.signal < 4.0 and verdict.rank == 0:
+        return (
+            Status.DEGENERATE,
+            "the outputs carry nothing of the inputs: no kernel can be seen, rank 0 fits",
+        )
+    if unseen and verdict.rank > 0:
+        return (
+            Status.NOT_IDENTIFIABLE,
+            "the fit explains nothing of sequences it has not seen; more sequences are needed",
+        )
+    exact = r2 is not None and 1.0 - r2 < 1e-6
+    if (
+        outcome.heldout_ratio is not None
+        and outcome.heldout_ratio > 2.0
+        and not exact
+        and outcome.sequences >= 32
+    ):
+        return (
+            Status.MISFIT,
+            f"unseen sequences leave {outcome.heldout_ratio:.1f} times the noise variance of the fit: this is not "
+            f"{outcome.model.kind} attention of the assumed kind; try --attention, --causal or --bias",
+        )
+    if verdict.upper is None:
+        return Status.LOWER_BOUND, verdict.reason
+    if not verdict.settled:
+        return (
+            Status.LOWER_BOUND,
+            f"{verdict.reason}; rank {verdict.lower} to {verdict.upper} fit the data, more sequences would settle it",
+        )
+    return Status.IDENTIFIED, verdict.reason
+
+
+def _floats(values: Array) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

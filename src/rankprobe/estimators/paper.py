@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+
+def paper_estimates(task, names, V):
+    raise SystemExit("todo")
