@@ -18,8 +18,8 @@ from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
 
-CERTAIN, COUNTED, DOUBTFUL = 4.5, 2.6, 2.0
-"""Standard scores of a singular value against the noise: surely signal, counted, not surely noise."""
+NEEDED, ALLOWED = 4.5, 2.0
+"""Standard scores of a singular value against the noise: surely signal above, surely noise below."""
 
 FIRST_DRAWS, MORE_DRAWS = 12, 60
 
@@ -112,26 +112,18 @@ class NoiseEdge:
         """Count singular values above the edge, one after the other, with more draws near it."""
         self.simulate(FIRST_DRAWS)
         verdict = self._count()
-        if not verdict.settled or min(abs(self.score(verdict.rank) - COUNTED), 9.0) < 2.0:
+        if not verdict.settled:
             self.simulate(MORE_DRAWS)
             verdict = self._count()
         return verdict
 
     def _count(self) -> Verdict:
         top = self.spectrum.rank
-        first = {}
-        for name, limit in (("lower", CERTAIN), ("rank", COUNTED), ("upper", DOUBTFUL)):
-            first[name] = next((r for r in range(top) if self.score(r) <= limit), top)
-        rank, upper = first["rank"], first["upper"]
-        last = f"value {rank} stands {self.score(rank - 1):.0f} deviations above the noise, " if rank else ""
-        return Verdict(
-            rank,
-            first["lower"],
-            upper if upper < top else None,
-            f"{last}value {rank + 1} at {self.score(rank):.1f}"
-            if rank < top
-            else "no singular value is noise",
-        )
+        rank = next((r for r in range(top) if self.score(r) <= NEEDED), top)
+        upper = next((r for r in range(rank, top) if self.score(r) <= ALLOWED), top)
+        above = f"value {rank} stands {self.score(rank - 1):.1f} deviations above the noise" if rank else ""
+        below = f"value {rank + 1} at {self.score(rank):.1f}" if rank < top else "none is noise"
+        return Verdict(rank, upper, ", ".join(filter(None, (above, below))))
 
     def quantile(self, rank: int, tokens: Array, level: float = 0.95) -> float:
         """Edge in the units of the printed singular values: quantile of the noise beside rank ``rank``.

@@ -70,12 +70,12 @@ class Ladder:
             else:
                 low, guess = rank, rank + 1
         if high == top:
-            return Verdict(top, top, None, f"rank {top}, the largest tried, still fits better than {top - 1}")
+            size = min(int(self.over.kernel.left.shape[0]), int(self.over.kernel.right.shape[0]))
+            return Verdict(top, size, f"rank {top}, the largest tried, still fits better than {top - 1}")
         missing = self.at(low).rss / max(self.at(high).rss, 1e-300) if low >= 0 else float("inf")
-        doubt = self.excess(self.at(low), self.at(high)) > SIGNIFICANT if low >= 0 else False
+        doubt = low >= 0 and self.excess(self.at(low), self.at(high)) > SIGNIFICANT
         return Verdict(
-            high,
             low if doubt else high,
             high,
-            f"rank {high} leaves no more residual than rank {top}; rank {low} leaves {missing:.3g} times as much",
+            f"rank {high} fits as well as rank {top}; rank {low} leaves {missing:.3g} times the residual",
         )

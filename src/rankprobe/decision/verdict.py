@@ -10,16 +10,15 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Verdict:
-    """rank with lower ≤ rank ≤ upper; upper None where the data do not exclude more.
+    """At least ``rank`` is needed, and no more than ``upper``; settled where the two meet.
 
     reason : one clause naming the test and its outcome.
     """
 
     rank: int
-    lower: int
-    upper: int | None
+    upper: int
     reason: str
 
     @property
     def settled(self) -> bool:
-        return self.lower == self.rank == self.upper
+        return self.rank == self.upper

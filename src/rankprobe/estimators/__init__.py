@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankprobe.estimators.facade import estimate
 
 __all__ = ["estimate"]
 
@@ -10,7 +13,7 @@ __all__ = ["estimate"]
 def __getattr__(name: str) -> Any:
     # The facade loads numpy; the result type beside it must not.
     if name == "estimate":
-        from rankprobe.estimators.facade import estimate
+        from rankprobe.estimators import facade
 
-        return estimate
+        return facade.estimate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankprobe.attention import Array
-from rankprobe.errors import DataError, UsageError
+from rankprobe.errors import UsageError
+from rankprobe.estimators.answer import estimate_of
 from rankprobe.estimators.choose import choose_kind
-from rankprobe.estimators.inversion import Task, estimate_of, invert
+from rankprobe.estimators.inversion import Task, invert
 from rankprobe.estimators.paper import paper_estimates
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
-from rankprobe.estimators.result import Estimate, Result, Status
+from rankprobe.estimators.result import Estimate, Result
 from rankprobe.estimators.source import ArraySource, Sampler, Source
 
 if TYPE_CHECKING:
     from rankprobe.data import PairFile
 
 ESTIMATORS = ("v-unknown", "v-known", "realized-mixer")
-KINDS = ("softmax", "linear", "fixed_operator")
 
 _SMALL = 3_000_000
 """Below this many token entries a second thread costs more in hand-overs than it multiplies."""
@@ -52,8 +52,8 @@ def estimate(
     Y : attention outputs [n, T, d_v], or [n, H, T, d_h] with ``head``.
     V : value map [d, d_v] (or [H, d, d_h]), needed by ``v-known`` only.
     mask : [n, T], true at real tokens; padded tokens are ignored as queries and as keys.
-    estimators : any of ``v-unknown``, ``v-known``, ``realized-mixer``, or ``all``; the first is the main answer.
-    solver : ``gauss-newton`` (joint least squares, method section 2) or ``paper`` (the paper's own, section 4).
+    estimators : any of ``v-unknown``, ``v-known``, ``realized-mixer``, or ``all``; the first is the answer.
+    solver : ``gauss-newton`` (joint least squares, method section 2) or ``paper`` (the paper's own, 4).
     attention, causal : kind of map; ``auto`` takes them from the file's attributes, else decides on
         held-out sequences.
     bias : fit biases of queries, keys, values and outputs through a constant feature.
@@ -202,6 +202,3 @@ def _provenance(source: Source, seed: int) -> dict[str, Any]:
             "scipy": scipy.__version__,
         },
     }
-
-
-__all__ = ["DataError", "Status", "estimate"]

@@ -13,9 +13,8 @@ from rankprobe import spectra
 from rankprobe.attention import Array
 from rankprobe.decision.edge import NoiseEdge, degrees_of_freedom, noise_sigma
 from rankprobe.decision.ladder import Ladder
-from rankprobe.decision.verdict import CONFIDENCE, Verdict
+from rankprobe.decision.verdict import Verdict
 from rankprobe.estimators.model import Kind, Model, Sample
-from rankprobe.estimators.result import Estimate, Status
 from rankprobe.estimators.source import Sampler
 from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Problem, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
@@ -79,20 +78,21 @@ def invert(task: Task) -> Inversion | str:
     model = Model.of(task.kind, task.causal, task.bias, probe, source.storage_dtype)
     p_q, p_k, p_v = model.query.dimension, model.key.dimension, model.value.dimension
     if p_q == 0 or p_k == 0:
-        return "the tokens do not move within a sequence, so no key can be told from another; more varied inputs would help"
+        return "tokens do not move within a sequence: no key can be told from another, whatever the kernel"
     unknown_values = 0 if task.value_map is not None else p_v * source.value_dim
     rows = probe.rows / probe.sequences
     full = p_q * p_k + unknown_values
     if max(p_q, p_k) <= FULL_LIMIT:
         need = math.ceil(1.2 * full / (rows * source.value_dim))
         if task.sequences < max(need, 2):
-            return (
-                f"{task.sequences} sequences give {int(task.sequences * rows) * source.value_dim} observations for "
-                f"{full} unknowns; at least {max(need, 2)} sequences are needed"
-            )
+            return _too_few(task.sequences, full, max(need, 2))
         first = math.ceil(EQUATIONS_PER_PARAMETER * full / (rows * source.value_dim))
         return _whole(task, model, first)
     return _factored(task, model, rows)
+
+
+def _too_few(sequences: int, unknowns: int, need: int) -> str:
+    return f"{sequences} sequences are too few for {unknowns} unknowns; at least {need} are needed"
 
 
 def _values(task: Task, model: Model) -> ValueMap:
@@ -201,9 +201,8 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | str:
     wanted = math.ceil(EQUATIONS_PER_PARAMETER * unknowns / (rows * source.value_dim))
     count = min(task.sequences - heldout, wanted)
     if count * rows * source.value_dim < 2 * unknowns:
-        return (
-            f"{count} sequences give {int(count * rows) * source.value_dim} observations for {unknowns} unknowns at "
-            f"rank {top}; at least {math.ceil(2 * unknowns / (rows * source.value_dim))} sequences are needed"
+        return _too_few(
+            task.sequences, unknowns, math.ceil(2 * unknowns / (rows * source.value_dim)) + heldout
         )
     sample = task.sampler.take(count + heldout)
     xp = array_namespace(sample.X)
@@ -286,96 +285,3 @@ def _signal(final: Fit) -> float:
     if noise <= 0:
         return math.inf if total > 0 else 0.0
     return ((total - final.rss) / noise - used) / math.sqrt(2 * used * (1 + used / free))
-
-
-def estimate_of(task: Task, name: str, outcome: Inversion | str) -> Estimate:
-    """The public answer: measures, status, and the words that go with it."""
-    common = {
-        "estimator": name,
-        "solver": "gauss-newton",
-        "attention": task.kind,
-        "causal": task.causal,
-        "bias": task.bias,
-    }
-    if isinstance(outcome, str):
-        return Estimate(
-            status=Status.NOT_IDENTIFIABLE,
-            message=outcome,
-            rank=None,
-            rank_interval=None,
-            confidence=None,
-            energy_rank=None,
-            energy_rank_data=None,
-            effective_rank=None,
-            stable_rank=None,
-            singular_values=(),
-            singular_values_data=(),
-            noise_edge=None,
-            noise_sigma=None,
-            r2_heldout=None,
-            sequences_used=task.sequences,
-            kernel="none",
-            **common,
-        )
-    verdict = outcome.verdict
-    status, message = _status(outcome)
-    values = _floats(outcome.kernel.values)
-    return Estimate(
-        status=status,
-        message=message,
-        rank=verdict.rank,
-        rank_interval=(verdict.lower, verdict.rank if verdict.upper is None else verdict.upper),
-        confidence=CONFIDENCE,
-        energy_rank=spectra.energy_rank(values),
-        energy_rank_data=spectra.energy_rank(_floats(outcome.fit.kernel.values)),
-        effective_rank=spectra.effective_rank(values),
-        stable_rank=spectra.stable_rank(values),
-        singular_values=values,
-        singular_values_data=_floats(outcome.fit.kernel.values),
-        noise_edge=outcome.noise_edge,
-        noise_sigma=outcome.sigma,
-        r2_heldout=outcome.r2_heldout,
-        sequences_used=outcome.sequences,
-        kernel=outcome.parametrization,
-        **common,
-    )
-
-
-def _status(outcome: Inversion) -> tuple[Status, str]:
-    verdict = outcome.verdict
-    r2 = outcome.r2_heldout
-    unseen = r2 is None or r2 <= 0.0
-    if outcome.signal < 4.0 and verdict.rank == 0:
-        return (
-            Status.DEGENERATE,
-            "the outputs carry nothing of the inputs: no kernel can be seen, rank 0 fits",
-        )
-    if unseen and verdict.rank > 0:
-        return (
-            Status.NOT_IDENTIFIABLE,
-            "the fit explains nothing of sequences it has not seen; more sequences are needed",
-        )
-    exact = r2 is not None and 1.0 - r2 < 1e-6
-    if (
-        outcome.heldout_ratio is not None
-        and outcome.heldout_ratio > 2.0
-        and not exact
-        and outcome.sequences >= 32
-    ):
-        return (
-            Status.MISFIT,
-            f"unseen sequences leave {outcome.heldout_ratio:.1f} times the noise variance of the fit: this is not "
-            f"{outcome.model.kind} attention of the assumed kind; try --attention, --causal or --bias",
-        )
-    if verdict.upper is None:
-        return Status.LOWER_BOUND, verdict.reason
-    if not verdict.settled:
-        return (
-            Status.LOWER_BOUND,
-            f"{verdict.reason}; rank {verdict.lower} to {verdict.upper} fit the data, more sequences would settle it",
-        )
-    return Status.IDENTIFIED, verdict.reason
-
-
-def _floats(values: Array) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

@@ -69,8 +69,9 @@ class ArraySource:
             bad = ~xp.all(xp.isfinite(xp.reshape(values, (*X.shape[:2], -1))), axis=2) & real
             if bool(xp.any(bad)):
                 where = [int(axis[0]) for axis in xp.nonzero(bad)]
+                count = int(xp.sum(xp.astype(bad, xp.int64)))
                 raise DataError(
-                    f"{name}: {int(xp.sum(xp.astype(bad, xp.int64)))} tokens are not finite (first at {where}); pass mask= without them"
+                    f"{name}: {count} tokens are not finite (first at {where}); pass mask= without them"
                 )
 
     def read(self, rows: Any, head: int | None = None) -> tuple[Array, Array, Array | None]:

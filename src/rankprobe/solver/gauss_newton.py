@@ -21,7 +21,7 @@ class Settings:
     """How hard to try.
 
     ridge : penalty of the value map at the start, relative to the mean eigenvalue of ZᵀZ. Attention is
-        near uniform at first and leaves V badly determined; the penalty falls tenfold a step to ``last_ridge``.
+        near uniform at first and leaves V badly determined; it falls tenfold a step to ``last_ridge``.
     outer, inner : most Gauss–Newton steps; most conjugate-gradient iterations a step.
     decrement : stop when the predicted gain is below this many units of noise variance: the parameters
         are then within √decrement standard errors of the optimum, all together.
@@ -128,7 +128,7 @@ def fit(
     lam, products, converged, steps = 1.0, 0, False, 0
     while steps < settings.outer and lam < 1e10:
         steps += 1
-        damping = lam * curvature.mean + np.finfo(float).tiny
+        damping = lam * curvature.mean + 1e-300
         gradient = lin.pull(lin.residual)
         solution = conjugate_gradients(
             lambda v, lin=lin, damping=damping: lin.normal(v).plus(damping, v),  # type: ignore[misc]

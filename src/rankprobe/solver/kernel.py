@@ -81,7 +81,9 @@ class Tangent:
 
     def plus(self, scale: float, other: Tangent) -> Tangent:
         """self + scale · other."""
-        second = None if self.second is None else self.second + scale * other.second
+        second = None
+        if self.second is not None and other.second is not None:
+            second = self.second + scale * other.second
         return Tangent(self.first + scale * other.first, second)
 
     def times(self, scale: float) -> Tangent:

@@ -14,9 +14,10 @@ from rankprobe.solver.problem import apply, contract
 class Projection(Protocol):
     """What a value map gives at one mixer: W [p_v, d_v], its penalty, and the projector of δY."""
 
-    W: Array
-    penalty: float
-
+    @property
+    def W(self) -> Array: ...
+    @property
+    def penalty(self) -> float: ...
     def residual_of(self, change: Array) -> Array:
         """δY with the part a change of W would absorb taken out (Kaufman's approximation)."""
         ...

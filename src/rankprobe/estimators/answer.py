@@ -1,0 +1,93 @@
+"""From a decided fit to the public answer: measures, status, and the words that go with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankprobe import spectra
+from rankprobe.attention import Array
+from rankprobe.decision.verdict import CONFIDENCE
+from rankprobe.estimators.inversion import Inversion, Task
+from rankprobe.estimators.result import Estimate, Status
+
+EXACT = 1e-6
+"""Held-out share of the variance below which a fit counts as exact."""
+
+
+def estimate_of(task: Task, name: str, outcome: Inversion | str) -> Estimate:
+    """The public answer: measures, status, and the words that go with it."""
+    common: dict[str, Any] = {
+        "estimator": name,
+        "solver": "gauss-newton",
+        "attention": task.kind,
+        "causal": task.causal,
+        "bias": task.bias,
+    }
+    if isinstance(outcome, str):
+        return Estimate(
+            status=Status.NOT_IDENTIFIABLE,
+            message=outcome,
+            rank=None,
+            rank_interval=None,
+            confidence=None,
+            energy_rank=None,
+            energy_rank_data=None,
+            effective_rank=None,
+            stable_rank=None,
+            singular_values=(),
+            singular_values_data=(),
+            noise_edge=None,
+            noise_sigma=None,
+            r2_heldout=None,
+            sequences_used=task.sequences,
+            kernel="none",
+            **common,
+        )
+    verdict = outcome.verdict
+    status, message = _status(outcome)
+    values = _floats(outcome.kernel.values)
+    return Estimate(
+        status=status,
+        message=message,
+        rank=verdict.rank,
+        rank_interval=(verdict.rank, verdict.upper),
+        confidence=CONFIDENCE,
+        energy_rank=spectra.energy_rank(values),
+        energy_rank_data=spectra.energy_rank(_floats(outcome.fit.kernel.values)),
+        effective_rank=spectra.effective_rank(values),
+        stable_rank=spectra.stable_rank(values),
+        singular_values=values,
+        singular_values_data=_floats(outcome.fit.kernel.values),
+        noise_edge=outcome.noise_edge,
+        noise_sigma=outcome.sigma,
+        r2_heldout=outcome.r2_heldout,
+        sequences_used=outcome.sequences,
+        kernel=outcome.parametrization,
+        **common,
+    )
+
+
+def _status(outcome: Inversion) -> tuple[Status, str]:
+    verdict, r2, ratio = outcome.verdict, outcome.r2_heldout, outcome.heldout_ratio
+    if outcome.signal < 4.0 and verdict.rank == 0:
+        return Status.DEGENERATE, "the outputs carry nothing of the inputs, so no kernel can be seen"
+    if verdict.rank > 0 and (r2 is None or r2 <= 0.0):
+        return (
+            Status.NOT_IDENTIFIABLE,
+            "the fit explains nothing of sequences it has not seen; it takes more sequences",
+        )
+    # An error below EXACT is a fit to the last digits, whose noise is rounding and not alike everywhere.
+    inexact = r2 is None or 1.0 - r2 > EXACT
+    if ratio is not None and ratio > 2.0 and inexact and outcome.sequences >= 32:
+        return (
+            Status.MISFIT,
+            f"unseen sequences leave {ratio:.1f} times the noise variance of the fit: this is not "
+            f"{outcome.model.kind} attention as assumed; try --attention, --causal or --bias",
+        )
+    if not verdict.settled:
+        return Status.LOWER_BOUND, f"{verdict.reason}; more sequences would settle what is above"
+    return Status.IDENTIFIED, verdict.reason
+
+
+def _floats(values: Array) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
