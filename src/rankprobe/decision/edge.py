@@ -27,7 +27,7 @@ FIRST_DRAWS, MORE_DRAWS = 12, 60
 def degrees_of_freedom(fit: Fit) -> int:
     """Parameters of a fit: r(p_q + p_k − r) for the kernel, (p_v + c) d_v for the value map."""
     rows, columns = int(fit.kernel.left.shape[0]), int(fit.kernel.right.shape[0])
-    W = fit.lin.projection.W
+    W = fit.lin.W
     return fit.kernel.rank * (rows + columns - fit.kernel.rank) + int(W.shape[0]) * int(W.shape[1])
 
 
@@ -41,18 +41,16 @@ def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
     """One δK [p_q, p_k] that Gaussian noise of standard deviation ``sigma`` gives at a full fit."""
     problem, lin = fit.lin.problem, fit.lin
     xp = array_namespace(problem.outputs)
-    noise = xp.asarray(
-        sigma * rng.standard_normal(tuple(problem.outputs.shape)),
-        dtype=problem.outputs.dtype,
-        device=problem.outputs.device,
-    )
-    if problem.padding is not None:
-        noise = xp.where(problem.padding[:, :, None], noise, 0.0 * noise)
+    noise = []
+    for block in problem.blocks:
+        values = sigma * rng.standard_normal(tuple(block.outputs.shape))
+        part = xp.asarray(values, dtype=block.outputs.dtype, device=block.outputs.device)
+        noise.append(part if block.padding is None else xp.where(block.padding[:, :, None], part, 0.0 * part))
     damping = 1e-8 * fit.curvature.mean
     change = conjugate_gradients(
         lambda v: lin.normal(v).plus(damping, v),
         lambda g: fit.curvature.solve(lin.kernel, g, damping),
-        lin.pull(lin.projection.residual_of(noise)),
+        lin.pull_projected(noise),
         0.03,
         100,
     ).x

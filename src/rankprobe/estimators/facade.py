@@ -16,6 +16,7 @@ from rankprobe.estimators.paper import paper_estimates
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
 from rankprobe.estimators.source import ArraySource, Sampler, Source
+from rankprobe.solver.parallel import workers
 
 if TYPE_CHECKING:
     from rankprobe.data import PairFile
@@ -176,10 +177,13 @@ def _fitting(source: Source, memory: int | None) -> int:
 
 @contextlib.contextmanager
 def _threads(source: Source) -> Iterator[None]:
-    from threadpoolctl import threadpool_limits
+    """As many threads over blocks as BLAS was allowed, and BLAS on one."""
+    from threadpoolctl import ThreadpoolController
 
+    controller = ThreadpoolController()
+    allowed = max((int(pool["num_threads"]) for pool in controller.info()), default=1)
     entries = min(source.sequences, 400) * source.tokens * (source.dim + source.tokens)
-    with threadpool_limits(1 if entries < _SMALL else None):
+    with controller.limit(limits=1), workers(allowed if entries > _SMALL else 1):
         yield
 
 

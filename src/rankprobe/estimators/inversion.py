@@ -227,10 +227,8 @@ def _unit(task: Task, model: Model, final: Fit) -> float:
     """Factor from fitted kernel to printed one: logit scale, and ‖V‖_F² = d_v where only K·V is seen."""
     unit = 1.0 / task.scale
     if model.kind != "softmax" and task.value_map is None:
-        xp = array_namespace(final.lin.projection.W)
-        V = (model.value.whiten @ final.lin.projection.W[: model.value.dimension, :])[
-            : task.sampler.source.dim, :
-        ]
+        xp = array_namespace(final.lin.W)
+        V = (model.value.whiten @ final.lin.W[: model.value.dimension, :])[: task.sampler.source.dim, :]
         unit *= float(xp.linalg.matrix_norm(V)) / math.sqrt(task.sampler.source.value_dim)
     return unit
 

@@ -123,7 +123,7 @@ class Model:
     def residual(self, fitted: Fit, sample: Sample) -> float:
         """‖Y − A X V‖² of a fit on other sequences."""
         xp = array_namespace(sample.Y)
-        kernel, W = fitted.kernel, fitted.lin.projection.W
+        kernel, W = fitted.kernel, xp.astype(fitted.lin.W, fitted.kernel.left.dtype)
         problem = self.problem(sample, kernel.left.dtype)
         Z = problem.regressors(problem.mixer(kernel.left * kernel.values, kernel.right))
         rest = xp.astype(problem.outputs - apply(Z, W), xp.float64)

@@ -22,9 +22,10 @@ TOLERANCE = 1e-2
 
 def mean_mixer(inversion: Inversion) -> Array:
     """E[A] [T, T] of the fitted map over the sequences of the fit."""
-    A = inversion.fit.lin.A
-    xp = array_namespace(A)
-    return xp.mean(xp.astype(A, xp.float64), axis=0)
+    blocks = [block.A for block in inversion.fit.lin.blocks]
+    xp = array_namespace(blocks[0])
+    total = sum(xp.sum(xp.astype(A, xp.float64), axis=0) for A in blocks)
+    return total / sum(int(A.shape[0]) for A in blocks)
 
 
 def realized_mixer(inverted: Estimate, mixer: Array) -> Estimate:

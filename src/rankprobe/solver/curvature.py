@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from rankprobe.attention import Array
 from rankprobe.solver.kernel import Kernel, Tangent
-from rankprobe.solver.linearization import Linearization
+from rankprobe.solver.linearization import Block, Linearization
+from rankprobe.solver.parallel import map_blocks
 from rankprobe.solver.problem import contract
 
 
@@ -21,17 +23,23 @@ class Curvature:
     """
 
     def __init__(self, lin: Linearization, rng: np.random.Generator, probes: int = 4) -> None:
-        xp = array_namespace(lin.A)
         problem = lin.problem
-        width = int(lin.B.shape[2])
+        xp = array_namespace(problem.outputs)
+        width = int(problem.outputs.shape[2])
         draws = rng.standard_normal((width, min(probes, width)))
         directions = np.linalg.qr(draws)[0].T * math.sqrt(width)
-        S: Array = 0.0
-        for z in directions:
-            probe = xp.asarray(z, dtype=lin.B.dtype, device=lin.B.device)
-            constant = xp.broadcast_to((lin.B @ probe)[:, None, :], (lin.B.shape[0], *lin.A.shape[1:]))
-            C = problem.attention.pull(lin.A, constant, problem.visible) @ problem.key
-            S = S + contract(C, C) / len(directions)
+
+        def second_moment(block: Block) -> Array:
+            S: Array = 0.0
+            for z in directions:
+                probe = xp.asarray(z, dtype=block.B.dtype, device=block.B.device)
+                shape = (block.B.shape[0], *block.A.shape[1:])
+                constant = xp.broadcast_to((block.B @ probe)[:, None, :], shape)
+                C = block.problem.attention.pull(block.A, constant, block.problem.visible) @ block.problem.key
+                S = S + contract(C, C) / len(directions)
+            return S
+
+        S = reduce(lambda a, b: a + b, map_blocks(second_moment, lin.blocks))
         eigenvalues, self.vectors = xp.linalg.eigh(S)
         self.eigenvalues = xp.clip(eigenvalues, 0.0, None)
         self.mean = float(xp.mean(self.eigenvalues))

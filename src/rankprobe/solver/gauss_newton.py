@@ -129,7 +129,7 @@ def fit(
     while steps < settings.outer and lam < 1e10:
         steps += 1
         damping = lam * curvature.mean + 1e-300
-        gradient = lin.pull(lin.residual)
+        gradient = lin.gradient()
         solution = conjugate_gradients(
             lambda v, lin=lin, damping=damping: lin.normal(v).plus(damping, v),  # type: ignore[misc]
             lambda g, lin=lin, c=curvature, damping=damping: c.solve(lin.kernel, g, damping),  # type: ignore[misc]

@@ -7,11 +7,15 @@ constant feature, or one-hot positions (a fixed operator) are the same problem.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from array_api_compat import array_namespace
 
 from rankprobe.attention import Array, Attention
+
+BLOCK_ROWS = 1536
+"""Tokens a block."""
 
 
 def apply(features: Array, matrix: Array) -> Array:
@@ -59,6 +63,32 @@ class Problem:
     covariates: Array | None
     padding: Array | None
     rows: int
+
+    @cached_property
+    def blocks(self) -> list[Problem]:
+        """The same problem cut into runs of sequences whose work arrays stay in a core's cache.
+
+        The cut depends on the shape alone: sums over blocks come out the same on any number of threads.
+        """
+        n, length = int(self.outputs.shape[0]), int(self.outputs.shape[1])
+        size = max(1, BLOCK_ROWS // length)
+
+        def part(array: Array | None, start: int) -> Array | None:
+            return array if array is None or array.shape[0] == 1 < n else array[start : start + size, ...]
+
+        return [
+            replace(
+                self,
+                query=part(self.query, start),
+                key=part(self.key, start),
+                value=part(self.value, start),
+                outputs=part(self.outputs, start),
+                visible=part(self.visible, start),
+                covariates=part(self.covariates, start),
+                padding=part(self.padding, start),
+            )
+            for start in range(0, n, size)
+        ]
 
     @property
     def equations(self) -> int:

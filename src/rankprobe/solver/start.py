@@ -33,6 +33,6 @@ def first_kernel(problem: Problem, values: ValueMap, rank: int, rng: np.random.G
         return nothing
     lin = Linearization(problem, nothing.truncated(1), values, 1e-2)
     curvature = Curvature(lin, rng, 32)
-    steepest = curvature.scaled(lin.ambient_gradient(lin.residual), -0.5, 1e-2)
+    steepest = curvature.scaled(lin.ambient_gradient(), -0.5, 1e-2)
     best = Kernel.of(steepest, rank)
     return Kernel(best.left, 0.0 * best.values, best.right)

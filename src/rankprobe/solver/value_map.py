@@ -8,34 +8,37 @@ from typing import Protocol
 from array_api_compat import array_namespace
 
 from rankprobe.attention import Array
-from rankprobe.solver.problem import apply, contract
-
-
-class Projection(Protocol):
-    """What a value map gives at one mixer: W [p_v, d_v], its penalty, and the projector of δY."""
-
-    @property
-    def W(self) -> Array: ...
-    @property
-    def penalty(self) -> float: ...
-    def residual_of(self, change: Array) -> Array:
-        """δY with the part a change of W would absorb taken out (Kaufman's approximation)."""
-        ...
-
-
-class ValueMap(Protocol):
-    def at(self, Z: Array, outputs: Array, ridge: float) -> Projection:
-        """Solve for the value map given Z = A · features [n, T, p_v]."""
-        ...
 
 
 @dataclass(frozen=True)
-class _Known:
-    W: Array
-    penalty: float = 0.0
+class Solution:
+    """W [p_v + c, d_v], and what projects a change of Y onto the changes a change of W can make.
 
-    def residual_of(self, change: Array) -> Array:
-        return change
+    scaled : E (Λ + ρ)^{-1/2} with ZᵀZ = E Λ Eᵀ, or None where W is known; the ridge projector is
+        Z scaled (Z scaled)ᵀ. rho : the penalty's weight ρ.
+    """
+
+    W: Array
+    scaled: Array | None
+    rho: float
+
+    @property
+    def penalty(self) -> float:
+        """ρ‖W‖²."""
+        return self.rho * float(array_namespace(self.W).sum(self.W * self.W)) if self.rho else 0.0
+
+    def corrected(self, missing: Array) -> Solution:
+        """One refinement by Zᵀ(Y − Z W): restores the accuracy that solving with a Gram loses."""
+        if self.scaled is None:
+            return self
+        change = self.scaled @ (self.scaled.T @ (missing - self.rho * self.W))
+        return Solution(self.W + change, self.scaled, self.rho)
+
+
+class ValueMap(Protocol):
+    def solve(self, gram: Array, moment: Array, ridge: float) -> Solution:
+        """The value map given ZᵀZ and ZᵀY, both float64."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,40 +47,24 @@ class KnownValueMap:
 
     W: Array
 
-    def at(self, Z: Array, outputs: Array, ridge: float) -> Projection:
-        return _Known(self.W)
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    W: Array
-    penalty: float
-    basis: Array
-    """Z E (Λ + ρ)^{-1/2}, [n, T, p_v]: the ridge projector is I − basis basisᵀ."""
-
-    def residual_of(self, change: Array) -> Array:
-        return change - apply(self.basis, contract(self.basis, change))
+    def solve(self, gram: Array, moment: Array, ridge: float) -> Solution:
+        return Solution(self.W, None, 0.0)
 
 
 class FittedValueMap:
     """W minimises ‖Y − Z W‖² + ρ‖W‖², ρ = ridge · mean eigenvalue of ZᵀZ.
 
-    The Gram of Z is accumulated and decomposed in float64 whatever the features are in: attention that
-    looks mostly at one token leaves V badly conditioned, and a Gram in float32 would cut directions that
-    carry the answer. One correction on the residual restores what a Gram loses.
+    The Gram is accumulated and decomposed in float64 whatever the features are in: attention that looks
+    mostly at one token leaves V badly conditioned, and a float32 Gram would cut directions that matter.
     """
 
-    def at(self, Z: Array, outputs: Array, ridge: float) -> Projection:
-        xp = array_namespace(Z)
-        exact = xp.astype(Z, xp.float64)
-        gram, vectors = xp.linalg.eigh(contract(exact, exact))
-        gram = xp.clip(gram, 0.0, None)
-        rho = ridge * float(xp.mean(gram))
-        unseen = float(gram[-1]) * 10 * gram.shape[0] * float(xp.finfo(gram.dtype).eps) + 1e-300
-        inverse_root = xp.where(gram + rho > unseen, 1.0 / xp.sqrt(gram + rho + unseen), 0.0 * gram)
-        scaled = vectors * inverse_root
-        basis = apply(Z, xp.astype(scaled, Z.dtype))
-        W = scaled @ xp.astype(contract(basis, outputs), xp.float64)
-        missing = xp.astype(contract(Z, outputs - apply(Z, xp.astype(W, Z.dtype))), xp.float64) - rho * W
-        W = xp.astype(W + scaled @ (scaled.T @ missing), Z.dtype)
-        return _Fitted(W, rho * float(xp.sum(W * W)), basis)
+    def solve(self, gram: Array, moment: Array, ridge: float) -> Solution:
+        xp = array_namespace(gram)
+        eigenvalues, vectors = xp.linalg.eigh(gram)
+        eigenvalues = xp.clip(eigenvalues, 0.0, None)
+        rho = ridge * float(xp.mean(eigenvalues))
+        rounding = 10 * int(gram.shape[0]) * float(xp.finfo(gram.dtype).eps)
+        unseen = float(eigenvalues[-1]) * rounding + 1e-300
+        root = xp.sqrt(eigenvalues + rho + unseen)
+        scaled = vectors * xp.where(eigenvalues + rho > unseen, 1.0 / root, 0.0 * root)
+        return Solution(scaled @ (scaled.T @ moment), scaled, rho)
