@@ -140,7 +140,7 @@ def _run(
         if name == "realized-mixer":
             inverted = results[base]
             results[name] = (
-                inverted if isinstance(outcome, str) else realized_mixer(inverted, mean_mixer(outcome))
+                inverted if isinstance(outcome, str) else realized_mixer(inverted, mean_mixer(task, outcome))
             )
     return {name: results[name] for name in names}, chosen
 

@@ -25,8 +25,12 @@ FULL_LIMIT = 160
 EQUATIONS_PER_PARAMETER = 24
 """Size of the first sample, in observations per unknown."""
 
-ENERGY_TARGET = 0.004
+ENERGY_TARGET = 0.005
 """The sample grows until the standard error of the energy rank is below this, or the data end."""
+
+
+WARM = Settings(ridge=1e-8, damping=1e-3, outer=15)
+"""A fit that starts next to its answer."""
 
 
 @dataclass(frozen=True)
@@ -110,51 +114,30 @@ def _values(task: Task, model: Model) -> ValueMap:
 
 
 def _whole(task: Task, model: Model, first: int) -> Inversion:
-    """The full kernel, its simulated noise edge, and a refit at the decided rank."""
+    """The full kernel and its noise edge decide the rank; a refit at that rank gives the spectrum."""
     rng = np.random.default_rng(task.sampler.seed)
     values = _values(task, model)
     count = min(task.sequences, first)
+    problem = model.problem(task.sampler.take(count))
+    start, settings = first_kernel(problem, values, FULL_LIMIT, rng), Settings(ridge_fall=100.0)
     while True:
-        sample = task.sampler.take(count)
-        problem = model.problem(sample)
-        whole = fit(
-            problem,
-            first_kernel(problem, values, max(model.query.dimension, model.key.dimension), rng),
-            values,
-            rng,
-            report=task.report,
-        )
+        whole = fit(problem, start, values, rng, settings, task.report)
         edge = NoiseEdge(whole, rng)
         verdict = edge.decide()
-        final = _refit(whole.kernel.truncated(verdict.rank), problem, values, rng)
-        error = _energy_error(model, final.kernel, edge)
-        if count >= task.sequences or (verdict.settled and error <= ENERGY_TARGET):
+        if verdict.settled or count >= task.sequences:
             break
-        grown = count * min(max(2.0, 1.3 * (error / ENERGY_TARGET) ** 2), 16.0)
-        count = min(task.sequences, math.ceil(grown))
-    unit = _unit(task, model, final)
+        count = min(task.sequences, 2 * count)
+        problem = model.problem(task.sampler.take(count))
+        start, settings = whole.kernel, WARM
+    final = fit(problem, whole.kernel.truncated(verdict.rank), values, rng, WARM, task.report)
+    error = _energy_error(model, final.kernel, edge)
+    if error > ENERGY_TARGET and count < task.sequences:
+        count = min(task.sequences, math.ceil(count * min(1.2 * (error / ENERGY_TARGET) ** 2, 16.0)))
+        problem = model.problem(task.sampler.take(count))
+        final = fit(problem, final.kernel, values, rng, WARM, task.report)
+    limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * _unit(task, model, final)
     heldout = _heldout_of_whole(task, model, final, values, count, rng)
-    return _decided(
-        task,
-        model,
-        final,
-        verdict,
-        "full",
-        edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit,
-        heldout,
-        count,
-        problem,
-    )
-
-
-def _refit(
-    start: Kernel,
-    problem: Problem,
-    values: ValueMap,
-    rng: np.random.Generator,
-    settings: Settings | None = None,
-) -> Fit:
-    return fit(problem, start, values, rng, settings or Settings(ridge=1e-8, outer=15))
+    return _decided(task, model, final, verdict, "full", limit, heldout, count, problem)
 
 
 def _matrix_in_tokens(model: Model, matrix: Array) -> Array:
@@ -184,7 +167,7 @@ def _heldout_of_whole(
         return final, task.sampler.take(count + fresh).part(count, count + fresh)
     left_out = max(1, count // 8)
     sample = task.sampler.take(count)
-    fewer = _refit(final.kernel, model.problem(sample.part(0, count - left_out)), values, rng)
+    fewer = fit(model.problem(sample.part(0, count - left_out)), final.kernel, values, rng, WARM)
     return fewer, sample.part(count - left_out, count)
 
 
@@ -215,7 +198,7 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | str:
         Settings(outer=40, floor=3e-6, stall=0.02),
         task.report,
     )
-    settings = Settings(ridge=1e-8, outer=12, floor=3e-10, stall=0.05)
+    settings = replace(WARM, outer=12, floor=3e-10, stall=0.05)
     ladder = Ladder(over, lambda start: fit(problem, start, values, rng, settings, task.report))
     verdict = ladder.decide()
     final = ladder.fits.get(verdict.rank, over)

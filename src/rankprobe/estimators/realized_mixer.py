@@ -13,19 +13,27 @@ from array_api_compat import array_namespace
 
 from rankprobe import spectra
 from rankprobe.attention import Array
-from rankprobe.estimators.inversion import Inversion
+from rankprobe.estimators.inversion import Inversion, Task
 from rankprobe.estimators.result import Estimate
+
+_BLOCK = 256
 
 TOLERANCE = 1e-2
 """Singular values of E[A] below this share of the largest do not count towards its numerical rank."""
 
 
-def mean_mixer(inversion: Inversion) -> Array:
-    """E[A] [T, T] of the fitted map over the sequences of the fit."""
-    blocks = [block.A for block in inversion.fit.lin.blocks]
-    xp = array_namespace(blocks[0])
-    total = sum(xp.sum(xp.astype(A, xp.float64), axis=0) for A in blocks)
-    return total / sum(int(A.shape[0]) for A in blocks)
+def mean_mixer(task: Task, inversion: Inversion) -> Array:
+    """E[A] [T, T] of the fitted map over all sequences."""
+    kernel = inversion.fit.kernel
+    total: Array = 0.0
+    for start in range(0, task.sequences, _BLOCK):
+        stop = min(start + _BLOCK, task.sequences)
+        problem = inversion.model.problem(task.sampler.take(stop).part(start, stop), kernel.left.dtype)
+        A = problem.mixer(kernel.left * kernel.values, kernel.right)
+        xp = array_namespace(A)
+        share = (stop - start) / int(A.shape[0]) if A.shape[0] == 1 else 1.0
+        total = total + share * xp.sum(xp.astype(A, xp.float64), axis=0)
+    return total / task.sequences
 
 
 def realized_mixer(inverted: Estimate, mixer: Array) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,7 +22,9 @@ class Settings:
     """How hard to try.
 
     ridge : penalty of the value map at the start, relative to the mean eigenvalue of ZᵀZ. Attention is
-        near uniform at first and leaves V badly determined; it falls tenfold a step to ``last_ridge``.
+        near uniform at first and leaves V badly determined; the penalty falls by ``ridge_fall`` a step to
+        ``last_ridge``.
+    damping : first λ, in units of the mean curvature.
     outer, inner : most Gauss–Newton steps; most conjugate-gradient iterations a step.
     decrement : stop when the predicted gain is below this many units of noise variance: the parameters
         are then within √decrement standard errors of the optimum, all together.
@@ -30,7 +33,9 @@ class Settings:
     """
 
     ridge: float = 1e-2
+    ridge_fall: float = 10.0
     last_ridge: float = 1e-8
+    damping: float = 1.0
     outer: int = 40
     inner: int = 60
     decrement: float = 1e-2
@@ -125,7 +130,8 @@ def fit(
         lin = Linearization(problem, start, values, settings.last_ridge)
         return Fit(lin, curvature, True, 0, 0)
     # λ: damping in units of μ, the mean curvature.
-    lam, products, converged, steps = 1.0, 0, False, 0
+    lam, products, converged, steps = settings.damping, 0, False, 0
+    forcing, previous = 0.2, math.inf
     while steps < settings.outer and lam < 1e10:
         steps += 1
         damping = lam * curvature.mean + 1e-300
@@ -134,7 +140,7 @@ def fit(
             lambda v, lin=lin, damping=damping: lin.normal(v).plus(damping, v),  # type: ignore[misc]
             lambda g, lin=lin, c=curvature, damping=damping: c.solve(lin.kernel, g, damping),  # type: ignore[misc]
             gradient,
-            min(0.1, max(1e-3, 0.1 * lam)),
+            forcing,
             settings.inner,
         )
         step = solution.x
@@ -151,7 +157,13 @@ def fit(
                 break
             lam = max(10 * lam, 1e-6)
             continue
-        stalled = lin.loss - move.lin.loss < settings.stall * lin.loss
+        # Inexact Newton: solve as well as the model has lately been worth.
+        forcing = min(0.2, max(1e-3, 0.5 * math.sqrt((slope - bend) / previous)))
+        previous = slope - bend
+        gained = lin.loss - move.lin.loss
+        # Scaling K against V is free for a linear mixer, where the ridge lets the model promise too much.
+        decided = decided or (move.length == 1.0 and gained < 0.1 * settings.decrement * noise)
+        stalled = gained < settings.stall * lin.loss
         lin = move.lin
         if report is not None:
             report(
@@ -162,7 +174,9 @@ def fit(
         elif move.gain > 0.75:
             lam /= 5.0
         if lin.ridge > settings.last_ridge:
-            lin = Linearization(problem, lin.kernel, values, max(lin.ridge / 10, settings.last_ridge))
+            lin = Linearization(
+                problem, lin.kernel, values, max(lin.ridge / settings.ridge_fall, settings.last_ridge)
+            )
         elif decided or stalled or lin.rss < settings.floor * total:
             converged = True
             break
