@@ -21,11 +21,14 @@ class Whitening:
     """Coordinates in which a second moment C is the identity on its range.
 
     whiten [d, p]: features = tokens @ whiten have unit second moment. basis [d, p]: orthonormal, spans
-    range(C), so that ``basis basisᵀ`` is the projection of the quotient.
+    range(C). printed [d', p']: orthonormal, spans the directions in which the first d' features vary; a
+    kernel is reported there. It is ``basis`` unless the last feature is a constant: then what all tokens
+    share belongs to the biases, whose units are not the kernel's.
     """
 
     whiten: Array
     basis: Array
+    printed: Array
 
     @classmethod
     def of(cls, moment: Array, tolerance: float) -> Whitening:
@@ -42,14 +45,18 @@ class Whitening:
         vectors, eigenvalues = vectors[:, first:], eigenvalues[first:]
         whiten = vectors / scale[:, None] / xp.sqrt(eigenvalues)
         basis = xp.linalg.qr(vectors * scale[:, None])[0] if keep else vectors
-        return cls(whiten, basis)
+        return cls(whiten, basis, basis)
+
+    def without_constant(self, covariance: Array, tolerance: float) -> Whitening:
+        """The same features, reported on range(covariance) [d − 1, d − 1] of the tokens proper."""
+        return Whitening(self.whiten, self.basis, Whitening.of(covariance, tolerance).basis)
 
     @classmethod
     def identity(cls, like: Array, size: int) -> Whitening:
         """One-hot positions as features: each appears in one row of T, so its second moment is 1/T."""
         xp = array_namespace(like)
         eye = xp.eye(size, dtype=like.dtype, device=like.device)
-        return cls(eye * size**0.5, eye)
+        return cls(eye * size**0.5, eye, eye)
 
     @property
     def dimension(self) -> int:
@@ -62,8 +69,9 @@ class Whitening:
         return xp.linalg.solve(self.basis.T @ self.whiten, self.basis.T).T
 
     def to_tokens(self, coefficients: Array) -> Array:
-        """Coefficients [p, r] of whitened features -> the same linear form on tokens [d, r], in range(C)."""
-        return self.basis @ (self.basis.T @ (self.whiten @ coefficients))
+        """Coefficients [p, r] of whitened features -> the same linear form on tokens, [d', r]."""
+        rows = (self.whiten @ coefficients)[: self.printed.shape[0], :]
+        return self.printed @ (self.printed.T @ rows)
 
 
 def with_constant(X: Array, mask: Array | None) -> Array:
@@ -83,6 +91,13 @@ def centred_keys(X: Array, mask: Array | None) -> Array:
     real = xp.astype(mask, X.dtype)[:, :, None]
     count = xp.clip(xp.sum(real, axis=1, keepdims=True), 1.0, None)
     return (X - xp.sum(X * real, axis=1, keepdims=True) / count) * real
+
+
+def covariance(X: Array, rows: int) -> Array:
+    """Covariance of all real tokens of X [n, T, d] about their common mean; padded tokens are zero rows."""
+    xp = array_namespace(X)
+    mean = xp.sum(X, axis=(0, 1)) / max(rows, 1)
+    return second_moment(X, rows) - mean[:, None] * mean[None, :]
 
 
 def second_moment(X: Array, rows: int) -> Array:

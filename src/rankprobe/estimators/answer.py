@@ -7,14 +7,17 @@ from typing import Any
 from rankprobe import spectra
 from rankprobe.attention import Array
 from rankprobe.decision.verdict import CONFIDENCE
-from rankprobe.estimators.inversion import Inversion, Task
+from rankprobe.estimators.inversion import Inversion, Refusal, Task
 from rankprobe.estimators.result import Estimate, Status
 
 EXACT = 1e-6
 """Held-out share of the variance below which a fit counts as exact."""
 
 
-def estimate_of(task: Task, name: str, outcome: Inversion | str) -> Estimate:
+_MEASURES = ("energy_rank", "energy_rank_data", "effective_rank", "stable_rank")
+
+
+def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate:
     """The public answer: measures, status, and the words that go with it."""
     common: dict[str, Any] = {
         "estimator": name,
@@ -23,17 +26,14 @@ def estimate_of(task: Task, name: str, outcome: Inversion | str) -> Estimate:
         "causal": task.causal,
         "bias": task.bias,
     }
-    if isinstance(outcome, str):
+    if isinstance(outcome, Refusal):
+        measures = dict.fromkeys(_MEASURES, None if outcome.rank is None else 0.0)
         return Estimate(
-            status=Status.NOT_IDENTIFIABLE,
-            message=outcome,
-            rank=None,
+            status=outcome.status,
+            message=outcome.message,
+            rank=outcome.rank,
             rank_interval=None,
             confidence=None,
-            energy_rank=None,
-            energy_rank_data=None,
-            effective_rank=None,
-            stable_rank=None,
             singular_values=(),
             singular_values_data=(),
             noise_edge=None,
@@ -41,6 +41,7 @@ def estimate_of(task: Task, name: str, outcome: Inversion | str) -> Estimate:
             r2_heldout=None,
             sequences_used=task.sequences,
             kernel="none",
+            **measures,
             **common,
         )
     verdict = outcome.verdict

@@ -11,7 +11,7 @@ from rankprobe.attention import Array
 from rankprobe.errors import UsageError
 from rankprobe.estimators.answer import estimate_of
 from rankprobe.estimators.choose import choose_kind
-from rankprobe.estimators.inversion import Task, invert
+from rankprobe.estimators.inversion import Refusal, Task, invert
 from rankprobe.estimators.paper import paper_estimates
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
@@ -120,11 +120,6 @@ def _run(
             progress(steps, None, text)
 
     task = Task(sampler, kind, is_causal, bias, scale, None, max_rank, _fitting(source, memory), report)
-    if task.sequences < 2:
-        lonely = estimate_of(
-            task, names[0], "a single sequence does not determine a kernel; at least 2 are needed"
-        )
-        return dict.fromkeys(names, lonely), chosen
     if solver == "paper":
         return paper_estimates(task, names, source.value_map(head)), chosen
     inversions: dict[str, Any] = {}
@@ -140,7 +135,9 @@ def _run(
         if name == "realized-mixer":
             inverted = results[base]
             results[name] = (
-                inverted if isinstance(outcome, str) else realized_mixer(inverted, mean_mixer(task, outcome))
+                inverted
+                if isinstance(outcome, Refusal)
+                else realized_mixer(inverted, mean_mixer(task, outcome))
             )
     return {name: results[name] for name in names}, chosen
 

@@ -15,6 +15,7 @@ from rankprobe.decision.edge import NoiseEdge, degrees_of_freedom, noise_sigma
 from rankprobe.decision.ladder import Ladder
 from rankprobe.decision.verdict import Verdict
 from rankprobe.estimators.model import Kind, Model, Sample
+from rankprobe.estimators.result import Status
 from rankprobe.estimators.source import Sampler
 from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Problem, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
@@ -75,14 +76,34 @@ class Inversion:
     """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
 
 
-def invert(task: Task) -> Inversion | str:
-    """Fit and decide; a string says why the data cannot determine a kernel at all."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why no kernel was fitted; ``rank`` is 0 where none is needed, None where none can be told."""
+
+    status: Status
+    message: str
+    rank: int | None = None
+
+
+def invert(task: Task) -> Inversion | Refusal:
+    """Fit and decide, or say why the data cannot determine a kernel at all."""
+    if task.sequences < 2:
+        return Refusal(
+            Status.NOT_IDENTIFIABLE, "a single sequence does not determine a kernel; it takes more"
+        )
     source = task.sampler.source
     probe = task.sampler.take(min(task.sequences, 256))
     model = Model.of(task.kind, task.causal, task.bias, probe, source.storage_dtype)
     p_q, p_k, p_v = model.query.dimension, model.key.dimension, model.value.dimension
     if p_q == 0 or p_k == 0:
-        return "tokens do not move within a sequence: no key can be told from another, whatever the kernel"
+        return Refusal(
+            Status.NOT_IDENTIFIABLE,
+            "tokens do not move within a sequence: no key can be told from another, whatever the kernel",
+        )
+    if probe.variation() <= 1e-24 * probe.size():
+        return Refusal(
+            Status.DEGENERATE, "Y is the same at every token: rank 0 fits, no kernel can be seen", 0
+        )
     unknown_values = 0 if task.value_map is not None else p_v * source.value_dim
     rows = probe.rows / probe.sequences
     full = p_q * p_k + unknown_values
@@ -95,8 +116,11 @@ def invert(task: Task) -> Inversion | str:
     return _factored(task, model, rows)
 
 
-def _too_few(sequences: int, unknowns: int, need: int) -> str:
-    return f"{sequences} sequences are too few for {unknowns} unknowns; at least {need} are needed"
+def _too_few(sequences: int, unknowns: int, need: int) -> Refusal:
+    return Refusal(
+        Status.NOT_IDENTIFIABLE,
+        f"{sequences} sequences are too few for {unknowns} unknowns; at least {need} are needed",
+    )
 
 
 def _values(task: Task, model: Model) -> ValueMap:
@@ -171,7 +195,7 @@ def _heldout_of_whole(
     return fewer, sample.part(count - left_out, count)
 
 
-def _factored(task: Task, model: Model, rows: float) -> Inversion | str:
+def _factored(task: Task, model: Model, rows: float) -> Inversion | Refusal:
     """K of bounded rank where the full kernel has too many unknowns: over-parameterize, then refit down."""
     source = task.sampler.source
     rng = np.random.default_rng(task.sampler.seed)

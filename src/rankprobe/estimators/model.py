@@ -13,6 +13,7 @@ from rankprobe.solver.problem import apply
 from rankprobe.tokens import (
     Whitening,
     centred_keys,
+    covariance,
     second_moment,
     visible_covariance,
     whitened,
@@ -53,6 +54,10 @@ class Sample:
             None if self.mask is None else self.mask[start:stop, ...],
         )
 
+    def size(self) -> float:
+        """Σ ‖y‖² over real tokens."""
+        return float(array_namespace(self.Y).sum(self.Y * self.Y))
+
     def variation(self) -> float:
         """Σ ‖y − mean y‖² over real tokens."""
         xp = array_namespace(self.Y)
@@ -88,6 +93,8 @@ class Model:
         tolerance = max(1e-12, 10 * _ROUNDING.get(storage, 0.0) ** 2)
         tokens = with_constant(sample.X, sample.mask) if bias else sample.X
         value = Whitening.of(second_moment(tokens, sample.rows), tolerance)
+        if bias:
+            value = value.without_constant(covariance(sample.X, sample.rows), tolerance)
         if kind == "fixed_operator":
             position = Whitening.identity(sample.X, int(sample.X.shape[1]))
             return cls(kind, attention, bias, position, position, value)
