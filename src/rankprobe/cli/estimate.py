@@ -68,6 +68,7 @@ COLUMNS = (
     Column("attention", rank=5),
     Column("causal", rank=8),
     Column("sequences_used", right=True, rank=9),
+    Column("message", rank=10, unless="same"),
 )
 """Columns of table and TSV; a row is one estimator's answer on one head."""
 

@@ -119,9 +119,12 @@ class NoiseEdge:
         top = self.spectrum.rank
         rank = next((r for r in range(top) if self.score(r) <= NEEDED), top)
         upper = next((r for r in range(rank, top) if self.score(r) <= ALLOWED), top)
-        above = f"value {rank} stands {self.score(rank - 1):.1f} deviations above the noise" if rank else ""
-        below = f"value {rank + 1} at {self.score(rank):.1f}" if rank < top else "none is noise"
-        return Verdict(rank, upper, ", ".join(filter(None, (above, below))))
+        reason = "no singular value is above the noise"
+        if rank:
+            score, after = self.score(rank - 1), self.score(rank)
+            reason = f"singular value {rank} is {score:.1f} standard deviations above the noise"
+            reason += f", value {rank + 1} {after:.1f}" if rank < top else ", and there are no more"
+        return Verdict(rank, upper, reason)
 
     def quantile(self, rank: int, tokens: Array, level: float = 0.95) -> float:
         """Edge in the units of the printed singular values: quantile of the noise beside rank ``rank``.
