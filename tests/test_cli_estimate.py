@@ -110,7 +110,7 @@ def test_piped_output_is_whole_tsv(pair: Path) -> None:
         "attention": "softmax",
         "causal": "false",
         "sequences_used": "128",
-        "message": "rank 4 fits to the noise",
+        "message": "rank 4 fits to the noise, rank 3 does not",
     }
     assert ran.out == run("estimate", pair, "--format", "tsv", tty=True).out
 
