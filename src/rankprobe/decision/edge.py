@@ -110,7 +110,7 @@ class NoiseEdge:
         """Count singular values above the edge, one after the other, with more draws near it."""
         self.simulate(FIRST_DRAWS)
         verdict = self._count()
-        if not verdict.settled:
+        if not verdict.settled or (verdict.rank and self.score(verdict.rank - 1) < 2 * NEEDED):
             self.simulate(MORE_DRAWS)
             verdict = self._count()
         return verdict

@@ -17,6 +17,10 @@ from rankprobe.solver.problem import Problem
 from rankprobe.solver.value_map import ValueMap
 
 
+TIGHT = 1e-2
+"""Relative residual of the inner solve that ends a fit."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How hard to try.
@@ -131,7 +135,7 @@ def fit(
         return Fit(lin, curvature, True, 0, 0)
     # λ: damping in units of μ, the mean curvature.
     lam, products, converged, steps = settings.damping, 0, False, 0
-    forcing, previous = 0.2, math.inf
+    forcing, previous, closing = 0.2, math.inf, False
     while steps < settings.outer and lam < 1e10:
         steps += 1
         damping = lam * curvature.mean + 1e-300
@@ -141,7 +145,7 @@ def fit(
             lambda g, lin=lin, c=curvature, damping=damping: c.solve(lin.kernel, g, damping),  # type: ignore[misc]
             gradient,
             forcing,
-            settings.inner,
+            settings.inner * (5 if closing else 1),
         )
         step = solution.x
         products += solution.iterations
@@ -158,7 +162,7 @@ def fit(
             lam = max(10 * lam, 1e-6)
             continue
         # Inexact Newton: solve as well as the model has lately been worth.
-        forcing = min(0.2, max(1e-3, 0.5 * math.sqrt((slope - bend) / previous)))
+        forcing = min(0.2, max(TIGHT, 0.5 * math.sqrt((slope - bend) / previous)))
         previous = slope - bend
         gained = lin.loss - move.lin.loss
         # Scaling K against V is free for a linear mixer, where the ridge lets the model promise too much.
@@ -177,8 +181,12 @@ def fit(
             lin = Linearization(
                 problem, lin.kernel, values, max(lin.ridge / settings.ridge_fall, settings.last_ridge)
             )
-        elif decided or stalled or lin.rss < settings.floor * total:
+        elif stalled or lin.rss < settings.floor * total or (decided and closing):
             converged = True
             break
+        closing = decided
+        if closing:
+            # A loose solve leaves the weakest directions, where noise is largest, unfinished: look again.
+            forcing = TIGHT
         curvature = Curvature(lin, rng)
     return Fit(lin, curvature, converged, steps, products)
