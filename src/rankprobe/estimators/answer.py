@@ -46,13 +46,15 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
         )
     verdict = outcome.verdict
     status, message = _status(outcome)
+    told = status.usable or status is Status.DEGENERATE
     values = _floats(outcome.kernel.values)
     return Estimate(
         status=status,
         message=message,
-        rank=verdict.rank,
-        rank_interval=(verdict.rank, verdict.upper),
-        confidence=CONFIDENCE,
+        # A number the data do not give, or give for another map, is no number.
+        rank=verdict.rank if told else None,
+        rank_interval=(verdict.rank, verdict.upper) if told else None,
+        confidence=CONFIDENCE if told else None,
         energy_rank=spectra.energy_rank(values),
         energy_rank_data=spectra.energy_rank(_floats(outcome.fit.kernel.values)),
         effective_rank=spectra.effective_rank(values),
@@ -79,6 +81,11 @@ def _status(outcome: Inversion) -> tuple[Status, str]:
         )
     # An error below EXACT is a fit to the last digits, whose noise is rounding and not alike everywhere.
     inexact = r2 is None or 1.0 - r2 > EXACT
+    if not outcome.converged and inexact:
+        return (
+            Status.NOT_IDENTIFIABLE,
+            f"the fit did not settle in {outcome.fit.steps} steps; more sequences make the problem easier",
+        )
     if ratio is not None and ratio > 2.0 and inexact and outcome.sequences >= 32:
         return (
             Status.MISFIT,

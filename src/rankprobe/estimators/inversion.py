@@ -17,7 +17,7 @@ from rankprobe.decision.verdict import Verdict
 from rankprobe.estimators.model import Kind, Model, Sample
 from rankprobe.estimators.result import Status
 from rankprobe.estimators.source import Sampler
-from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Problem, Settings, ValueMap, fit
+from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
 
 FULL_LIMIT = 160
@@ -26,7 +26,7 @@ FULL_LIMIT = 160
 EQUATIONS_PER_PARAMETER = 24
 """Size of the first sample, in observations per unknown."""
 
-ENERGY_TARGET = 0.005
+ENERGY_TARGET = 0.003
 """The sample grows until the standard error of the energy rank is below this, or the data end."""
 
 
@@ -72,6 +72,7 @@ class Inversion:
     heldout_ratio: float | None
     """Held-out over training noise variance: about 1 where the fit is right."""
     sequences: int
+    converged: bool
     signal: float
     """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
 
@@ -161,7 +162,8 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
         final = fit(problem, final.kernel, values, rng, WARM, task.report)
     limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * _unit(task, model, final)
     heldout = _heldout_of_whole(task, model, final, values, count, rng)
-    return _decided(task, model, final, verdict, "full", limit, heldout, count, problem)
+    converged = whole.converged and final.converged
+    return _decided(task, model, final, verdict, "full", limit, heldout, count, converged)
 
 
 def _matrix_in_tokens(model: Model, matrix: Array) -> Array:
@@ -227,7 +229,7 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | Refusal:
     verdict = ladder.decide()
     final = ladder.fits.get(verdict.rank, over)
     held = sample.part(count, count + heldout)
-    return _decided(task, model, final, verdict, "factored", None, (final, held), count, problem)
+    return _decided(task, model, final, verdict, "factored", None, (final, held), count, final.converged)
 
 
 def _unit(task: Task, model: Model, final: Fit) -> float:
@@ -249,7 +251,7 @@ def _decided(
     edge: float | None,
     heldout: tuple[Fit, Sample],
     count: int,
-    problem: Problem,
+    converged: bool,
 ) -> Inversion:
     kernel = model.in_tokens(final.kernel)
     kernel = replace(kernel, values=kernel.values * _unit(task, model, final))
@@ -274,6 +276,7 @@ def _decided(
         r2,
         ratio,
         count,
+        converged,
         _signal(final),
     )
 

@@ -16,7 +16,6 @@ from rankprobe.solver.linearization import Linearization
 from rankprobe.solver.problem import Problem
 from rankprobe.solver.value_map import ValueMap
 
-
 TIGHT = 1e-2
 """Relative residual of the inner solve that ends a fit."""
 
