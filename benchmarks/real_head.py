@@ -65,9 +65,7 @@ def main() -> int:
         "s",
     ]
     print(table(header, rows))
-    print(
-        "\nheld-out error: share of the variance of Y left on sequences the fit did not see; s: the whole command."
-    )
+    print("\nheld-out error: share of the variance of Y left on unseen sequences; s: the whole command.")
     print("realized-mixer measures the mean attention matrix E[A] [64, 64], not the kernel.")
     return 0
 

@@ -82,6 +82,14 @@ def test_known_values_agree_with_unknown_ones(kind):
     assert known.energy_rank == pytest.approx(unknown.energy_rank, abs=0.05)
 
 
+@pytest.mark.parametrize("kind", ["softmax_qk", "linear_qk"])
+def test_known_values_leave_an_output_bias_to_be_found(kind):
+    teacher, X, Y, _ = data_of(kind, 2, seed=16)
+    answer = ask(X, Y + 3.0, kind=LINK[kind], V=np.asarray(teacher.V), estimators=["v-known"])
+    assert (answer.rank, answer.status) == (2, Status.IDENTIFIED)
+    assert ask(X, Y + 3.0, kind=LINK[kind]).rank == 2
+
+
 def test_operator_rank_of_a_fixed_operator():
     _, X, Y, _ = data_of("fixed_operator", 3, n=300, T=16, d=12, seed=5)
     answer = ask(X, Y, kind="fixed_operator")

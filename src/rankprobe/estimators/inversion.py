@@ -129,13 +129,17 @@ def _values(task: Task, model: Model) -> ValueMap:
         return FittedValueMap()
     xp = array_namespace(task.value_map)
     # Known V acts on the tokens themselves, written in the whitened features: x V = f (Tᵀ V) where x = T f.
-    padded = task.value_map
-    if model.bias:
-        padded = xp.concat([padded, 0.0 * padded[:1, :]], axis=0)
-    W = model.value.dual().T @ padded
-    if model.bias and model.kind != "softmax":
-        W = xp.concat([W, 0.0 * W[:1, :]], axis=0)
-    return KnownValueMap(W)
+    dual = model.value.dual()
+    if not model.bias:
+        return KnownValueMap(dual.T @ task.value_map)
+    W = dual[:-1, :].T @ task.value_map
+    constant = dual[-1:, :].T
+    if model.kind == "softmax":
+        return KnownValueMap(W, constant)
+    # A linear mixer's rows do not sum to one: the bias of the values and that of the outputs differ.
+    intercept = xp.asarray([[0.0, 1.0]], dtype=W.dtype, device=W.device)
+    free = xp.concat([xp.concat([constant, 0.0 * constant], axis=1), intercept], axis=0)
+    return KnownValueMap(xp.concat([W, 0.0 * W[:1, :]], axis=0), free)
 
 
 def _whole(task: Task, model: Model, first: int) -> Inversion:

@@ -31,6 +31,7 @@ class Solution:
         """One refinement by Zᵀ(Y − Z W): restores the accuracy that solving with a Gram loses."""
         if self.scaled is None:
             return self
+        # ρ W is in the span of ``scaled`` wherever ρ is not zero.
         change = self.scaled @ (self.scaled.T @ (missing - self.rho * self.W))
         return Solution(self.W + change, self.scaled, self.rho)
 
@@ -43,12 +44,22 @@ class ValueMap(Protocol):
 
 @dataclass(frozen=True)
 class KnownValueMap:
-    """W is given; only the kernel is fitted."""
+    """W is given but for its biases: only those and the kernel are fitted.
+
+    free : columns [p_v + c, k] whose multiples may be added to W (the constant token, the intercept), or
+        None where W is known to the last entry.
+    """
 
     W: Array
+    free: Array | None = None
 
     def solve(self, gram: Array, moment: Array, ridge: float) -> Solution:
-        return Solution(self.W, None, 0.0)
+        if self.free is None:
+            return Solution(self.W, None, 0.0)
+        reduced = FittedValueMap().solve(
+            self.free.T @ gram @ self.free, self.free.T @ (moment - gram @ self.W), 0.0
+        )
+        return Solution(self.W + self.free @ reduced.W, self.free @ reduced.scaled, 0.0)
 
 
 class FittedValueMap:
