@@ -124,7 +124,8 @@ def _too_few(sequences: int, unknowns: int, need: int) -> Refusal:
     )
 
 
-def _values(task: Task, model: Model) -> ValueMap:
+def values_of(task: Task, model: Model) -> ValueMap:
+    """The value map of a task, known or to be fitted, in the features of ``model``."""
     if task.value_map is None:
         return FittedValueMap()
     xp = array_namespace(task.value_map)
@@ -145,7 +146,7 @@ def _values(task: Task, model: Model) -> ValueMap:
 def _whole(task: Task, model: Model, first: int) -> Inversion:
     """The full kernel and its noise edge decide the rank; a refit at that rank gives the spectrum."""
     rng = np.random.default_rng(task.sampler.seed)
-    values = _values(task, model)
+    values = values_of(task, model)
     count = min(task.sequences, first)
     problem = model.problem(task.sampler.take(count))
     start, settings = first_kernel(problem, values, FULL_LIMIT, rng), Settings(ridge_fall=100.0)
@@ -164,7 +165,9 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
         count = min(task.sequences, math.ceil(count * min(1.2 * (error / ENERGY_TARGET) ** 2, 16.0)))
         problem = model.problem(task.sampler.take(count))
         final = fit(problem, final.kernel, values, rng, WARM, task.report)
-    limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * _unit(task, model, final)
+    limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit_of(
+        task, model, final.lin.W
+    )
     heldout = _heldout_of_whole(task, model, final, values, count, rng)
     converged = whole.converged and final.converged
     return _decided(task, model, final, verdict, "full", limit, heldout, count, converged)
@@ -205,7 +208,7 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | Refusal:
     """K of bounded rank where the full kernel has too many unknowns: over-parameterize, then refit down."""
     source = task.sampler.source
     rng = np.random.default_rng(task.sampler.seed)
-    values = _values(task, model)
+    values = values_of(task, model)
     p_q, p_k = model.query.dimension, model.key.dimension
     # A trained head is as wide as its output; a quarter more leaves room to see that it is not wider.
     top = min(p_q, p_k, task.max_rank or max(16, math.ceil(1.25 * source.value_dim)))
@@ -236,12 +239,12 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | Refusal:
     return _decided(task, model, final, verdict, "factored", None, (final, held), count, final.converged)
 
 
-def _unit(task: Task, model: Model, final: Fit) -> float:
+def unit_of(task: Task, model: Model, W: Array) -> float:
     """Factor from fitted kernel to printed one: logit scale, and ‖V‖_F² = d_v where only K·V is seen."""
     unit = 1.0 / task.scale
     if model.kind != "softmax" and task.value_map is None:
-        xp = array_namespace(final.lin.W)
-        V = (model.value.whiten @ final.lin.W[: model.value.dimension, :])[: task.sampler.source.dim, :]
+        xp = array_namespace(W)
+        V = (model.value.whiten @ W[: model.value.dimension, :])[: task.sampler.source.dim, :]
         unit *= float(xp.linalg.matrix_norm(V)) / math.sqrt(task.sampler.source.value_dim)
     return unit
 
@@ -258,7 +261,7 @@ def _decided(
     converged: bool,
 ) -> Inversion:
     kernel = model.in_tokens(final.kernel)
-    kernel = replace(kernel, values=kernel.values * _unit(task, model, final))
+    kernel = replace(kernel, values=kernel.values * unit_of(task, model, final.lin.W))
     sigma = noise_sigma(final)
     seen, sample = heldout
     r2, ratio = None, None
