@@ -16,6 +16,7 @@ from rankprobe.estimators.paper import paper_estimates
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
 from rankprobe.estimators.source import ArraySource, Sampler, Source
+from rankprobe.estimators.tolerance import Tolerance
 from rankprobe.solver.parallel import workers
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def estimate(
     bias: bool = True,
     scale: float | None = None,
     max_rank: int | None = None,
+    curve: bool = False,
+    tolerance: float | str | None = None,
     seed: int = 0,
     memory: int | None = None,
     progress: Callable[..., None] | None = None,
@@ -60,6 +63,11 @@ def estimate(
     bias : fit biases of queries, keys, values and outputs through a constant feature.
     scale : factor of the logits, divided out of the reported kernel; default the file's, else 1.
     max_rank : largest rank tried where the kernel is fitted in factored form.
+    curve : also give the excess risk of each rank up to a little past the answer (:class:`Curve`); it takes
+        several refits a rank.
+    tolerance : ε of r*(ε), the least rank with excess risk ≤ ε: squared error a sequence (summed over
+        T · d_v) beyond the noise, or as ``"1%"`` a share of the variance that can be explained. Implies
+        ``curve``.
     seed : of the sample of sequences and of the simulated noise.
     memory : bytes the sequences in memory may take; default a quarter of the machine's.
     progress : called as ``progress(done, total=None, text=None)``.
@@ -83,9 +91,26 @@ def estimate(
     heads = getattr(source, "heads", None)
     if heads is not None and (head is None or not 0 <= head < heads):
         raise UsageError(f"Y holds {heads} heads; name one of 0 to {heads - 1} as head")
+    epsilon = None if tolerance is None else Tolerance.of(tolerance)
+    curve = curve or epsilon is not None
+    if curve and solver == "paper":
+        raise UsageError("the paper's solver has no curve; leave out solver, or curve and tolerance")
     with _threads(source):
         results, shared = _run(
-            source, head, names, solver, attention, causal, bias, scale, max_rank, seed, memory, progress
+            source,
+            head,
+            names,
+            solver,
+            attention,
+            causal,
+            bias,
+            scale,
+            max_rank,
+            curve,
+            epsilon,
+            seed,
+            memory,
+            progress,
         )
     return Result(results, names[0], {**shared, **_provenance(source, seed)})
 
@@ -100,6 +125,8 @@ def _run(
     bias: bool,
     scale: float | None,
     max_rank: int | None,
+    curve: bool,
+    tolerance: Tolerance | None,
     seed: int,
     memory: int | None,
     progress: Callable[..., None] | None,
@@ -122,15 +149,16 @@ def _run(
     task = Task(sampler, kind, is_causal, bias, scale, None, max_rank, _fitting(source, memory), report)
     if solver == "paper":
         return paper_estimates(task, names, source.value_map(head)), chosen
+    tasks: dict[str, Task] = {}
     inversions: dict[str, Any] = {}
     results: dict[str, Estimate] = {}
     for name in names:
         base = name if name != "realized-mixer" else next(iter(inversions), "v-unknown")
         if base not in inversions:
             known = source.value_map(head) if base == "v-known" else None
-            this = task if known is None else Task(**{**vars(task), "value_map": known})
-            inversions[base] = invert(this)
-            results.setdefault(base, estimate_of(this, base, inversions[base]))
+            tasks[base] = task if known is None else Task(**{**vars(task), "value_map": known})
+            inversions[base] = invert(tasks[base])
+            results.setdefault(base, estimate_of(tasks[base], base, inversions[base]))
         outcome = inversions[base]
         if name == "realized-mixer":
             inverted = results[base]
@@ -139,6 +167,11 @@ def _run(
                 if isinstance(outcome, Refusal)
                 else realized_mixer(inverted, mean_mixer(task, outcome))
             )
+    if curve:
+        from rankprobe.estimators.curve import with_curve
+
+        for name in [each for each in names if each in inversions]:
+            results[name] = with_curve(tasks[name], inversions[name], results[name], tolerance)
     return {name: results[name] for name in names}, chosen
 
 

@@ -29,6 +29,40 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """The best kernel of one rank."""
+
+    rank: int
+    excess: float
+    """Least squared error a sequence (summed over T · d_v) beyond the noise; negative by chance only."""
+    standard_error: float
+    """Of ``excess``, from the spread over sequences."""
+    parameters: int
+    """r(p_q + p_k − r): degrees of freedom of a kernel of this rank."""
+    explained: float | None
+    """Share of the explainable variance that this rank explains."""
+    kl_bound: float | None
+    """Most that the rows of A move, in mean KL divergence, when the logits are cut to this rank (softmax)."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Excess risk against rank, on sequences the refits have not seen."""
+
+    points: tuple[CurvePoint, ...]
+    floor: float
+    """Squared error a sequence that the largest rank of the curve leaves: the noise, σ²Td_v."""
+    explainable: float
+    """Variance of Y beyond ``floor``, a sequence: what an attention map can explain."""
+    singular_values: tuple[float, ...]
+    """Of the kernel of the curve's largest rank, in token units: signal, then noise."""
+    heldout: str
+    """``fresh`` sequences, or ``cross-fit``: refits that left out each sequence once."""
+    sequences_fitted: int
+    sequences_heldout: int
+
+
+@dataclass(frozen=True)
 class Estimate:
     """The answer of one estimator on one head.
 
@@ -59,15 +93,19 @@ class Estimate:
     bias: bool
     kernel: str
     """Parametrization used: ``full``, ``factored`` or ``none`` (no kernel was fitted)."""
+    curve: Curve | None = None
+    """Where it was asked for and the status is usable."""
+    tolerance: float | None = None
+    """ε in units of the curve's excess."""
+    rank_at_tolerance: int | None = None
+    """r*(ε): the least rank with excess ≤ ε."""
+    rank_at_tolerance_interval: tuple[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, floats as they are (non-finite ones are the output layer's to null)."""
         out = dataclasses.asdict(self)
         out["status"] = str(self.status)
-        for name in ("singular_values", "singular_values_data", "rank_interval"):
-            if out[name] is not None:
-                out[name] = list(out[name])
-        return out
+        return {name: _plain(value) for name, value in out.items()}
 
 
 @dataclass(frozen=True)
@@ -91,3 +129,10 @@ class Result:
             **self.estimates[self.main].to_dict(),
             "estimates": {name: estimate.to_dict() for name, estimate in self.estimates.items()},
         }
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, at any depth."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
