@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rankprobe.cli import answer
+from rankprobe.cli import curve as view
 from rankprobe.cli.environment import ClosedOutputError, Environment
 from rankprobe.cli.exit_codes import ExitCode, worst
 from rankprobe.cli.failures import report
@@ -22,13 +24,12 @@ from rankprobe.cli.options import (
     parse_heads,
     parse_size,
 )
-from rankprobe.cli.output import Column, Record, Sink, short
+from rankprobe.cli.output import Format, Record, Sink
 from rankprobe.cli.progress import Meter
 from rankprobe.errors import DataError, UsageError
+from rankprobe.estimators.tolerance import Tolerance
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from rankprobe.data import PairFile
 
 SolverName = Literal["gauss-newton", "paper"]
@@ -44,33 +45,6 @@ class EstimatorName(StrEnum):  # a list option cannot be of a Literal
     V_KNOWN = "v-known"
     REALIZED_MIXER = "realized-mixer"
     ALL = "all"
-
-
-def _interval(value: Any) -> str:
-    return f"[{value[0]}, {value[1]}]" if value else short(None)
-
-
-def _fit(value: Any) -> str:
-    return short(value) if value is None else f"{value:.6f}"
-
-
-COLUMNS = (
-    Column("file"),
-    Column("head", right=True, unless="empty"),
-    Column("estimator", unless="same"),
-    Column("rank", right=True),
-    Column("interval", show=_interval),
-    Column("status"),
-    Column("energy_rank", right=True, rank=3),
-    Column("energy_rank_data", right=True, rank=6),
-    Column("r2_heldout", right=True, rank=4, show=_fit),
-    Column("noise_sigma", right=True, rank=7),
-    Column("attention", rank=5),
-    Column("causal", rank=8),
-    Column("sequences_used", right=True, rank=9),
-    Column("message", rank=10, unless="same"),
-)
-"""Columns of table and TSV; a row is one estimator's answer on one head."""
 
 
 def estimate(
@@ -152,6 +126,25 @@ def estimate(
     max_rank: Annotated[
         int | None, typer.Option("--max-rank", help="Look no further than this rank.")
     ] = None,
+    curve: Annotated[
+        bool,
+        typer.Option("--curve", help="Give the excess risk of every rank up to a little past the answer."),
+    ] = False,
+    tolerance: Annotated[
+        str | None,
+        typer.Option(
+            "--tolerance",
+            metavar="E",
+            help="Give the least rank with excess risk (squared error a sequence beyond noise) at most E; "
+            "with a percent sign E is a share of the variance that can be explained. Implies --curve.",
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the curve and the spectrum (png, pdf, svg). Implies --curve."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of subsamples, splits and probes.")] = 0,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Memory budget for data, as in 512M or 2G.")
@@ -166,7 +159,9 @@ def estimate(
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the results to this HDF5 file instead."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let -o replace an existing file.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let -o and --plot replace an existing file.")
+    ] = False,
     format_: FormatOption = "auto",
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -184,6 +179,7 @@ def estimate(
       rankprobe estimate acts.h5::/l3 --x hidden_states --y attn_out --mask attention_mask
       rankprobe generate -o - | rankprobe estimate - -q
       rankprobe estimate --estimator all --v /teacher/V t.h5
+      rankprobe estimate --tolerance 1% --plot curve.pdf t.h5
     """
     env = environment(context)
     options: dict[str, Any] = {
@@ -194,6 +190,8 @@ def estimate(
         "bias": bias,
         "scale": scale,
         "max_rank": max_rank,
+        "curve": curve or tolerance is not None or plot is not None,
+        "tolerance": tolerance,
         "seed": seed,
         "memory": parse_size(memory),
     }
@@ -213,10 +211,15 @@ def estimate(
         if value is not None and value < least:
             raise UsageError(f"--{name} must be at least {least}, not {value}")
     _check(env, files, save=save, output=output, force=force)
+    if tolerance is not None:
+        Tolerance.of(tolerance)  # refused now, not once a file
+    if plot is not None:
+        view.check_figure(plot, force=force)
 
     codes: list[ExitCode] = []
     run: str | None = None
-    sink = Sink(env, COLUMNS, format_=format_, quiet="rank" if quiet else None, rows=_rows, panel=_panel)
+    drawn: list[dict[str, Any]] = []
+    sink = _sink(env, format_, quiet, curve=options["curve"], tolerance=tolerance)
     with sink, _threads(threads) as used:
         for file in files:
             records: list[dict[str, Any]] = []
@@ -225,6 +228,7 @@ def estimate(
                     records.append(record)
                     codes.append(_usable(record))
                     sink.add(record)
+            drawn += records if plot is not None else []
             if records and (save or output is not None):
                 from rankprobe.data import save_estimates
 
@@ -234,7 +238,21 @@ def estimate(
                         save_estimates(file, records)
                     else:
                         run = save_estimates(output, records, run=run, replace=force and run is None)
+    if plot is not None:
+        with _reported(env, codes):
+            if not view.save_figure(plot, drawn, force=force):
+                env.note(f"{plot}: not written, as no answer has a curve")
     return worst(codes)
+
+
+def _sink(env: Environment, format_: Format, quiet: bool, *, curve: bool, tolerance: str | None) -> Sink:
+    """Where answers go: a row an estimator, or with a curve a row a rank; quiet prints what was asked for."""
+    value = None
+    if quiet:
+        value = "rank" if tolerance is None else "rank_at_tolerance"
+    if curve:
+        return Sink(env, view.COLUMNS, format_=format_, quiet=value, rows=view.rows, panel=view.panel)
+    return Sink(env, answer.COLUMNS, format_=format_, quiet=value, rows=answer.rows, panel=answer.panel)
 
 
 @contextlib.contextmanager
@@ -342,29 +360,3 @@ def _usable(record: Record) -> ExitCode:
     from rankprobe.estimators.result import Status
 
     return ExitCode.OK if Status(record["status"]).usable else ExitCode.UNUSABLE
-
-
-def _rows(record: Record) -> Iterator[Record]:
-    """One row an estimator."""
-    for name, answer in record["estimates"].items():
-        yield {
-            **answer,
-            "file": record["file"],
-            "head": record["head"],
-            "estimator": name,
-            "interval": answer["rank_interval"],
-        }
-
-
-def _panel(record: Record) -> RenderableType:
-    """What a terminal shows below the table for a single result."""
-    from rich.panel import Panel
-
-    values = record["singular_values"]
-    lines = [str(record["message"])] if record["message"] else []
-    if values:
-        more = f" … ({len(values)} in all)" if len(values) > 10 else ""
-        lines.append("singular values  " + "  ".join(f"{value:.4g}" for value in values[:10]) + more)
-    if record["noise_edge"] is not None:
-        lines.append(f"noise edge       {record['noise_edge']:.4g}")
-    return Panel("\n".join(lines), title=str(record["status"]), title_align="left", expand=False)

@@ -6,6 +6,7 @@ lies in ``docs/estimate.schema.json``, where a change shows in review.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 import typing
@@ -38,6 +39,26 @@ _ESTIMATE = {
     "causal": "Whether a token sees only itself and earlier ones; given, or decided from the data.",
     "bias": "Whether query, key and value biases were fitted.",
     "kernel": "Parametrization of the kernel: full, factored or none.",
+    "curve": "Excess risk of every rank (--curve); null when not asked for or not usable.",
+    "tolerance": "Excess risk allowed by --tolerance, in the units of the curve.",
+    "rank_at_tolerance": "Least rank whose excess risk is at most the tolerance.",
+    "rank_at_tolerance_interval": "Smallest and largest such rank that the error bars (95 %) allow.",
+}
+
+_CURVE = {
+    "points": "One entry a rank, from 0.",
+    "floor": "Squared error a sequence, summed over T times d_v, that noise leaves.",
+    "explainable": "Variance of Y beyond the floor, a sequence.",
+    "singular_values": "Singular values of the kernel of the largest rank: signal, then noise.",
+    "heldout": "fresh: sequences no refit has seen; cross-fit: each left out of one refit.",
+    "sequences_fitted": "Number of sequences the refits saw.",
+    "sequences_heldout": "Number of sequences the errors of others were counted on.",
+    "rank": "Rank of the kernel.",
+    "excess": "Least squared error a sequence beyond the floor.",
+    "standard_error": "Standard error of the excess.",
+    "parameters": "Degrees of freedom r(p_q + p_k - r) of a kernel of this rank.",
+    "explained": "Share of the explainable variance that this rank explains.",
+    "kl_bound": "Bound on the mean KL divergence of rows of A when the logits are cut to this rank.",
 }
 
 _RECORD: dict[str, tuple[dict[str, Any], str]] = {
@@ -59,8 +80,9 @@ def build() -> dict[str, Any]:
     """
     from rankprobe.estimators.result import Estimate
 
-    hints = typing.get_type_hints(Estimate)
-    answer = {name: {**_type(hint), "description": _ESTIMATE[name]} for name, hint in hints.items()}
+    answer = {
+        name: {**_type(hint), "description": _ESTIMATE[name]} for name, hint in _hints(Estimate).items()
+    }
     extra = {name: {**kind, "description": text} for name, (kind, text) in _RECORD.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -96,6 +118,10 @@ def build() -> dict[str, Any]:
     }
 
 
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _type(hint: Any) -> dict[str, Any]:
     """JSON Schema of one field's type hint."""
     from enum import Enum
@@ -106,10 +132,14 @@ def _type(hint: Any) -> dict[str, Any]:
     if typing.get_origin(hint) is tuple:
         items = typing.get_args(hint)
         if items[-1] is Ellipsis:
+            item = _type(items[0])
             # A singular value that is not finite has no number in JSON.
-            return {"type": "array", "items": {"type": ["number", "null"]}}
+            return {"type": "array", "items": {"type": ["number", "null"]} if items[0] is float else item}
         size = len(items)
         return {"type": "array", "items": _type(items[0]), "minItems": size, "maxItems": size}
+    if dataclasses.is_dataclass(hint):
+        fields = {name: {**_type(kind), "description": _CURVE[name]} for name, kind in _hints(hint).items()}
+        return {"type": "object", "properties": fields, "required": list(fields)}
     if issubclass(hint, Enum):
         return {"type": "string", "enum": [str(member) for member in hint]}
     return {"type": {bool: "boolean", int: "integer", float: "number", str: "string"}[hint]}

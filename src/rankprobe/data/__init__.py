@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankprobe.data._atomic import replacing
     from rankprobe.data._describe import DatasetDescription, FileDescription, PairDescription, describe
     from rankprobe.data._pairs import PairFile, open_pairs
     from rankprobe.data._paths import split_path
@@ -24,6 +25,7 @@ _HOMES = {
     "PairFile": "_pairs",
     "open_pairs": "_pairs",
     "read_estimates": "_results",
+    "replacing": "_atomic",
     "save_estimates": "_results",
     "split_path": "_paths",
     "write_pairs": "_write",
@@ -37,6 +39,7 @@ __all__ = [
     "describe",
     "open_pairs",
     "read_estimates",
+    "replacing",
     "save_estimates",
     "split_path",
     "write_pairs",
