@@ -28,9 +28,9 @@ def heading(*packages: str) -> str:
     )
 
 
-def source() -> str:
+def source(path: str = "src") -> str:
     """Hash of the source code as it is committed; ``+`` behind it when it has changed since."""
-    return _git("rev-parse", "--short", "HEAD:src") + ("+" if _git("status", "--porcelain", "src") else "")
+    return _git("rev-parse", "--short", f"HEAD:{path}") + ("+" if _git("status", "--porcelain", path) else "")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
