@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from array_api_compat import array_namespace
+from rankprobe.arrays import array_namespace
 
 Array = Any
 """An array of any library that follows the array API (numpy, torch)."""

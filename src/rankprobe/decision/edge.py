@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from rankprobe import spectra
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.edge import NoiseEdge, degrees_of_freedom, noise_sigma
 from rankprobe.decision.ladder import Ladder

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from array_api_compat import array_namespace
-
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array, Attention
 from rankprobe.solver import Fit, Kernel, Problem
 from rankprobe.solver.problem import apply

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from rankprobe import spectra
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.estimators.inversion import Inversion, Task
 from rankprobe.estimators.result import Estimate

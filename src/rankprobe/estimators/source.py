@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.errors import DataError
 from rankprobe.estimators.model import Sample

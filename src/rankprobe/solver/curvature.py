@@ -6,8 +6,8 @@ import math
 from functools import reduce
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.solver.kernel import Kernel, Tangent
 from rankprobe.solver.linearization import Block, Linearization

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from rankprobe.arrays import array_namespace
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
 from rankprobe.solver.curvature import Curvature
 from rankprobe.solver.kernel import Kernel, Tangent

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from array_api_compat import array_namespace
-
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.solver.kernel import Kernel, Tangent
 from rankprobe.solver.parallel import map_blocks

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from array_api_compat import array_namespace
-
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array, Attention
 
 BLOCK_ROWS = 1536

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.solver.curvature import Curvature
 from rankprobe.solver.kernel import Kernel

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from array_api_compat import array_namespace
-
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 
 
