@@ -92,6 +92,19 @@ def test_excess_agrees_with_another_minimiser():
         assert point.standard_error < 0.1 * point.excess
 
 
+@pytest.mark.parametrize("n,heldout", [(60, "left-out"), (300, "fresh")])
+def test_kernels_in_factored_form_have_the_same_curve(n, heldout, monkeypatch):
+    _, X, Y, _ = data_of("softmax_qk", 2, n, tokens=10, dim=12, seed=3)
+    whole = curve_of(X, Y)
+    monkeypatch.setattr("rankprobe.estimators.inversion.FULL_LIMIT", 4)
+    answer = curve_of(X, Y)
+    assert (answer.kernel, answer.rank, answer.curve.heldout) == ("factored", 2, heldout)
+    for one, two in zip(whole.curve.points, answer.curve.points, strict=True):
+        assert one.parameters == two.parameters
+        spread = np.hypot(one.standard_error, two.standard_error)
+        assert one.excess == pytest.approx(two.excess, abs=3.5 * spread + 1e-12)
+
+
 def test_parameters_are_those_of_the_manifold():
     _, X, Y, _ = data_of(rank=2, n=200, seed=4)
     points = curve_of(X, Y, bias=False).curve.points

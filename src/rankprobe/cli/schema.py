@@ -50,7 +50,7 @@ _CURVE = {
     "floor": "Squared error a sequence, summed over T times d_v, that noise leaves.",
     "explainable": "Variance of Y beyond the floor, a sequence.",
     "singular_values": "Singular values of the kernel of the largest rank: signal, then noise.",
-    "heldout": "fresh: sequences no refit has seen; cross-fit: each left out of one refit.",
+    "heldout": "fresh: sequences never seen; left-out: by the refits; cross-fit: each left out of one refit.",
     "sequences_fitted": "Number of sequences the refits saw.",
     "sequences_heldout": "Number of sequences the errors of others were counted on.",
     "rank": "Rank of the kernel.",

@@ -2,8 +2,8 @@
 
 Every rank is refitted on the same sequences: downwards from the truncated kernel of the rank above, upwards
 from the kernel of the rank below and the direction its residual calls for, and the better one stays. Its
-errors are counted on sequences no refit has seen: fresh ones where the source has enough, else each sequence
-under the refit that left it out (decision.excess).
+errors are counted on sequences the refit has not seen: fresh ones where the source has enough, else each
+sequence under a refit that left it out, or where refits are dear an eighth left out once (decision.excess).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.excess import Errors, Floats
 from rankprobe.estimators.inversion import Inversion, Refusal, Task, unit_of, values_of
@@ -66,17 +66,16 @@ def trace(task: Task, outcome: Inversion) -> Curve:
     size = min(int(decided.left.shape[0]), int(decided.right.shape[0]))
     top = min(decided.rank + BEYOND, max(2, 2 * decided.rank), size)
     refits = _Refits(task, outcome, decided, top)
-    length = task.sampler.source.tokens
-    count = min(task.sequences, max(2 * outcome.sequences, math.ceil(TOKENS / length)))
+    count = min(task.sequences, max(2 * outcome.sequences, math.ceil(TOKENS / task.sampler.source.tokens)))
     sample = task.sampler.take(count)
-    dear = outcome.parametrization == "factored"
-    if count >= 2 * outcome.sequences or dear:
-        cut = count // 2 if count >= 2 * outcome.sequences else count - max(1, count // FOLDS)
+    fresh = count >= 2 * outcome.sequences
+    if fresh or outcome.parametrization == "factored":
+        cut = count // 2 if fresh else count - max(1, count // FOLDS)
         path, errors = refits.apart(sample.part(0, cut), sample.part(cut, count))
-        seen = cut
+        seen, heldout = cut, "fresh" if fresh else "left-out"
     else:
         path, errors = refits.crossed(sample, min(FOLDS, count))
-        seen = count
+        seen, heldout = count, "cross-fit"
     excess, deviation = errors.excess(top)
     floor = float(errors.risk()[top])
     explainable = max(sample.variation() / count - floor, 0.0)
@@ -100,7 +99,7 @@ def trace(task: Task, outcome: Inversion) -> Curve:
         floor,
         explainable,
         tuple(float(value) for value in spectrum),
-        "cross-fit" if errors.same else "fresh",
+        heldout,
         seen,
         int(errors.heldout.shape[1]),
     )

@@ -57,7 +57,8 @@ class Curve:
     singular_values: tuple[float, ...]
     """Of the kernel of the curve's largest rank, in token units: signal, then noise."""
     heldout: str
-    """``fresh`` sequences, or ``cross-fit``: refits that left out each sequence once."""
+    """Sequences the errors were counted on: ``fresh`` to decision and refits, ``left-out`` of the refits, or
+    ``cross-fit``, each under the one refit that left it out."""
     sequences_fitted: int
     sequences_heldout: int
 
