@@ -154,7 +154,7 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
         whole = fit(problem, start, values, rng, settings, task.report)
         edge = NoiseEdge(whole, rng)
         verdict = edge.decide()
-        if verdict.settled or count >= task.sequences:
+        if (verdict.settled and whole.converged) or count >= task.sequences:
             break
         count = min(task.sequences, 2 * count)
         problem = model.problem(task.sampler.take(count))
