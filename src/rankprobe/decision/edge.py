@@ -21,6 +21,12 @@ from rankprobe.solver.conjugate_gradients import conjugate_gradients
 NEEDED, ALLOWED = 4.5, 2.0
 """Standard scores of a singular value against the noise: surely signal above, surely noise below."""
 
+GAP = 2.0
+"""A last singular value less than this many times the noise beside it leaves room for others just below."""
+
+NEGLIGIBLE = 0.05
+"""Rank 0 is settled where the logits that noise could hide have a smaller standard deviation than this."""
+
 FIRST_DRAWS, MORE_DRAWS = 12, 60
 
 
@@ -93,6 +99,14 @@ class NoiseEdge:
         """
         if rank >= self.spectrum.rank:
             return -math.inf
+        mean, deviation = self._noise(rank)
+        count = len(self.draws)
+        return (float(self.spectrum.values[rank]) - mean) / (
+            deviation * math.sqrt(1 + 1 / count) * (1 + 1 / count)
+        )
+
+    def _noise(self, rank: int) -> tuple[float, float]:
+        """Mean and deviation of the largest singular value that noise alone puts beside ``rank`` ones."""
         xp = array_namespace(self.estimate)
         left, right = self.spectrum.left[:, :rank], self.spectrum.right[:, :rank]
         tops = []
@@ -100,11 +114,7 @@ class NoiseEdge:
             rest = change - left @ (left.T @ change)
             rest = rest - (rest @ right) @ right.T
             tops.append(float(xp.linalg.matrix_norm(rest, ord=2)))
-        mean, deviation = float(np.mean(tops)), float(np.std(tops, ddof=1)) + 1e-300
-        count = len(tops)
-        return (float(self.spectrum.values[rank]) - mean) / (
-            deviation * math.sqrt(1 + 1 / count) * (1 + 1 / count)
-        )
+        return float(np.mean(tops)), float(np.std(tops, ddof=1)) + 1e-300
 
     def decide(self) -> Verdict:
         """Count singular values above the edge, one after the other, with more draws near it."""
@@ -124,7 +134,17 @@ class NoiseEdge:
             score, after = self.score(rank - 1), self.score(rank)
             reason = f"singular value {rank} is {score:.1f} standard deviations above the noise"
             reason += f", value {rank + 1} {after:.1f}" if rank < top else ", and there are no more"
+        if upper == rank and not self._clear(rank):
+            upper, reason = top, f"{reason}; weaker ones could hide in the noise"
         return Verdict(rank, upper, reason)
+
+    def _clear(self, rank: int) -> bool:
+        """Whether the noise is small beside the last value counted, so that nothing needed hides in it."""
+        if rank:
+            return float(self.spectrum.values[rank - 1]) >= GAP * self._noise(rank)[0]
+        # In whitened features a singular value is the standard deviation of the logits it makes.
+        norms = [float(array_namespace(change).linalg.matrix_norm(change, ord=2)) for change in self.draws]
+        return float(np.mean(norms)) <= NEGLIGIBLE
 
     def quantile(self, rank: int, tokens: Array, level: float = 0.95) -> float:
         """Edge in the units of the printed singular values: quantile of the noise beside rank ``rank``.

@@ -81,6 +81,12 @@ def _status(outcome: Inversion) -> tuple[Status, str]:
         )
     # An error below EXACT is a fit to the last digits, whose noise is rounding and not alike everywhere.
     inexact = r2 is None or 1.0 - r2 > EXACT
+    if outcome.rounded:
+        # Rounded tokens make errors that follow the tokens: they raise singular values as a kernel would.
+        return (
+            Status.NOT_IDENTIFIABLE,
+            "what the fit leaves is the rounding of the stored numbers, which looks like rank; store float32",
+        )
     if not outcome.converged and inexact:
         return (
             Status.NOT_IDENTIFIABLE,

@@ -36,7 +36,7 @@ FOLDS = 8
 """Parts left out in turn where there are no fresh sequences."""
 
 NARROW = Settings(ridge=1e-8, damping=1e-2, stall=1e-5)
-WIDE = Settings(ridge=1e-8, damping=1e-3, outer=12, floor=3e-10, stall=1e-3)
+WIDE = Settings(ridge=1e-8, damping=1e-3, outer=6, inner=15, floor=3e-10, stall=1e-2)
 """Refits of kernels fitted whole, and of those fitted in factored form, which stop as the decision's do."""
 
 LOWER = 1e-4

@@ -14,7 +14,7 @@ from rankprobe.attention import Array
 from rankprobe.decision.edge import NoiseEdge, degrees_of_freedom, noise_sigma
 from rankprobe.decision.ladder import Ladder
 from rankprobe.decision.verdict import Verdict
-from rankprobe.estimators.model import Kind, Model, Sample
+from rankprobe.estimators.model import ROUNDING, Kind, Model, Sample
 from rankprobe.estimators.result import Status
 from rankprobe.estimators.source import Sampler
 from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Settings, ValueMap, fit
@@ -73,6 +73,8 @@ class Inversion:
     """Held-out over training noise variance: about 1 where the fit is right."""
     sequences: int
     converged: bool
+    rounded: bool
+    """Whether the noise found is no larger than the rounding of the stored numbers can make it."""
     signal: float
     """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
 
@@ -109,11 +111,16 @@ def invert(task: Task) -> Inversion | Refusal:
     rows = probe.rows / probe.sequences
     full = p_q * p_k + unknown_values
     if max(p_q, p_k) <= FULL_LIMIT:
-        need = math.ceil(1.2 * full / (rows * source.value_dim))
+        freedom = probe.attention_freedom(task.causal, source.value_dim) / probe.sequences
+        need = math.ceil(max(1.2 * full / (rows * source.value_dim), 1.5 * p_q * p_k / max(freedom, 1e-9)))
+        if freedom == 0 and task.kind == "softmax":
+            return Refusal(
+                Status.NOT_IDENTIFIABLE, "every query sees one key: no kernel can make a difference"
+            )
         if task.sequences < max(need, 2):
             return _too_few(task.sequences, full, max(need, 2))
         first = math.ceil(EQUATIONS_PER_PARAMETER * full / (rows * source.value_dim))
-        return _whole(task, model, first)
+        return _whole(task, model, max(first, 4 * need))
     return _factored(task, model, rows)
 
 
@@ -284,6 +291,10 @@ def _decided(
         ratio,
         count,
         converged,
+        sigma
+        < 8
+        * ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
+        * math.sqrt(sample.size() / max(entries, 1)),
         _signal(final),
     )
 

@@ -21,7 +21,7 @@ from rankprobe.tokens import (
 
 Kind = Literal["softmax", "linear", "fixed_operator"]
 
-_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
 """Unit roundoff of storage types coarse enough to give unseen directions a visible variance."""
 
 
@@ -57,6 +57,18 @@ class Sample:
         """Σ ‖y‖² over real tokens."""
         return float(array_namespace(self.Y).sum(self.Y * self.Y))
 
+    def attention_freedom(self, causal: bool, width: int) -> int:
+        """Most numbers about the mixer that Y [.., ``width``] can tell: Σ over queries min(keys − 1, d_v).
+
+        A row of attention over m keys has m − 1 free entries, and is seen through d_v outputs.
+        """
+        xp = array_namespace(self.X)
+        n, length = self.sequences, int(self.X.shape[1])
+        mask = xp.ones((n, length), dtype=xp.bool, device=self.X.device) if self.mask is None else self.mask
+        real = xp.astype(mask, xp.int64)
+        keys = xp.cumulative_sum(real, axis=1) if causal else xp.sum(real, axis=1, keepdims=True) + 0 * real
+        return int(xp.sum(xp.clip(keys - 1, 0, width) * real))
+
     def variation(self) -> float:
         """Σ ‖y − mean y‖² over real tokens."""
         xp = array_namespace(self.Y)
@@ -89,7 +101,7 @@ class Model:
     def of(cls, kind: Kind, causal: bool, bias: bool, sample: Sample, storage: str = "float64") -> Model:
         """Coordinates from the moments of ``sample``; ``storage`` sets which directions are rounding."""
         attention = Attention("softmax" if kind == "softmax" else "linear", causal)
-        tolerance = max(1e-12, 10 * _ROUNDING.get(storage, 0.0) ** 2)
+        tolerance = max(1e-12, 10 * ROUNDING.get(storage, 0.0) ** 2)
         tokens = with_constant(sample.X, sample.mask) if bias else sample.X
         value = Whitening.of(second_moment(tokens, sample.rows), tolerance)
         if bias:
