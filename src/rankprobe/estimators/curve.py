@@ -36,11 +36,8 @@ FOLDS = 8
 """Parts left out in turn where there are no fresh sequences."""
 
 NARROW = Settings(ridge=1e-8, damping=1e-2, stall=1e-5)
-WIDE = Settings(ridge=1e-8, damping=1e-3, outer=6, inner=15, floor=3e-10, stall=1e-2)
+WIDE = Settings(ridge=1e-8, damping=1e-3, outer=6, inner=15, floor=3e-10, stall=3e-3)
 """Refits of kernels fitted whole, and of those fitted in factored form, which stop as the decision's do."""
-
-LOWER = 1e-4
-"""Share by which a fit must be lower to be another minimum, not the same one less finished."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +174,11 @@ class _Refits:
         return [best[r] for r in range(self.top + 1)]
 
     def _improve(self, best: dict[int, Refit], rank: int, problem: Problem, start: Kernel, text: str) -> bool:
-        refit = self._refit(problem, start, text)
-        if rank in best and best[rank].rss <= refit.rss * (1 + LOWER):
-            return False
-        best[rank] = refit
-        return True
+        """Keep the better fit; True where it is another minimum, not the same one more finished."""
+        refit, known = self._refit(problem, start, text), best.get(rank)
+        if known is None or refit.rss < known.rss:
+            best[rank] = refit
+        return known is None or refit.rss < known.rss * (1 - 10 * self.settings.stall)
 
     def _refit(self, problem: Problem, start: Kernel, text: str, widen: bool = True) -> Refit:
         if self.task.report is not None:
