@@ -1,11 +1,14 @@
 """Refits at neighbouring ranks: for kernels too large to estimate whole.
 
-A fit of more rank than needed says what the data can reach. A rank suffices if a refit reaches that, up to
-the degrees of freedom it gives up (F test of nested fits); the decision is the least rank that suffices.
+One more rank always gains: it takes the largest of the noise directions, not an average one, so that counting
+its parameters (an F test) calls rank after rank of noise. In whitened coordinates noise is close to a Gaussian
+matrix of (p_q − r) × (p_k − r), whose largest squared singular value is σ²(√(p_q − r) + √(p_k − r))²: that is
+what a rank must gain to be more than noise. A rank that leaves no more than its wider fits suffices as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,8 +20,8 @@ from rankprobe.solver import Fit, Kernel
 
 Refit = Callable[[Kernel], Fit]
 
-SIGNIFICANT = 1e-3
-"""Level of the nested F tests."""
+NEEDED, ALLOWED = 1.5, 1.2
+"""Gain of a rank over the most that noise gives: signal above the first, noise alone below the second."""
 
 
 @dataclass
@@ -40,27 +43,26 @@ class Ladder:
             self.fits[rank] = self.refit(source.kernel.truncated(rank))
         return self.fits[rank]
 
-    def excess(self, small: Fit, large: Fit) -> float:
-        """p value of the residual that ``small`` leaves beyond ``large``, by the F test of nested fits."""
-        from scipy.special import fdtrc
-
-        if small.rss <= large.rss:
-            return 1.0
-        gained = degrees_of_freedom(large) - degrees_of_freedom(small)
-        free = large.lin.problem.equations - degrees_of_freedom(large)
-        if free <= 0 or gained <= 0:
-            return 1.0
-        statistic = (small.rss - large.rss) / gained / (large.rss / free + 1e-300)
-        return float(fdtrc(gained, free, statistic))
+    def gain(self, rank: int) -> float:
+        """What rank + 1 gains over ``rank``, in units of the most that noise alone would give it."""
+        more, fewer = self.at(rank + 1), self.at(rank)
+        if fewer.rss <= min(more.rss, self.over.rss):
+            return 0.0
+        rows, columns = int(fewer.kernel.left.shape[0]) - rank, int(fewer.kernel.right.shape[0]) - rank
+        edge = (math.sqrt(rows) + math.sqrt(columns)) ** 2
+        # Had rank + 1 only fitted noise, its residual would have lost the edge and what ``rank`` has fitted.
+        free = max(more.lin.problem.equations - degrees_of_freedom(fewer) - edge, 1.0)
+        return (fewer.rss - more.rss) / (more.rss / free + 1e-300) / edge
 
     def sufficient(self, rank: int) -> bool:
-        """Whether ``rank`` reaches what the over-parameterized fit reaches."""
-        return self.excess(self.at(rank), self.over) > SIGNIFICANT
+        """Whether one rank more would gain no more than noise does."""
+        return self.gain(rank) <= NEEDED
 
     def decide(self) -> Verdict:
         """Bisect on the rank, starting at the widest gap of the spectrum."""
         values = np.asarray(self.over.kernel.values, dtype=float)
         top = self.over.kernel.rank
+        self.fits[top] = self.over
         low, high = -1, top
         guess = int(np.argmax(values[:-1] / np.maximum(values[1:], 1e-300))) + 1
         while high - low > 1:
@@ -72,10 +74,9 @@ class Ladder:
         if high == top:
             size = min(int(self.over.kernel.left.shape[0]), int(self.over.kernel.right.shape[0]))
             return Verdict(top, size, f"rank {top}, the largest tried, still fits better than {top - 1}")
-        missing = self.at(low).rss / max(self.at(high).rss, 1e-300) if low >= 0 else float("inf")
-        doubt = low >= 0 and self.excess(self.at(low), self.at(high)) > SIGNIFICANT
-        return Verdict(
-            low if doubt else high,
-            high,
-            f"rank {high} fits as well as rank {top}; rank {low} leaves {missing:.3g} times the residual",
-        )
+        after = self.gain(high)
+        reason = f"rank {high + 1} gains {after:.2f} times what noise could"
+        if low >= 0:
+            reason = f"rank {high} gains {self.gain(low):.3g} times what noise could, {reason}"
+        size = min(int(self.over.kernel.left.shape[0]), int(self.over.kernel.right.shape[0]))
+        return Verdict(high, high if after <= ALLOWED else size, reason)
