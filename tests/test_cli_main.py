@@ -55,6 +55,13 @@ def test_help_and_completion_start_light(arguments: list[str], completion: str |
     assert not loaded & HEAVY
 
 
+def test_a_command_loads_no_other() -> None:
+    script = "import sys; from rankprobe.cli.main import main; main(['schema']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert [name for name in COMMANDS if f"rankprobe.cli.{name}" in loaded] == ["schema"]
+
+
 def test_version() -> None:
     assert run("--version").out == f"rankprobe {__version__}\n"
 

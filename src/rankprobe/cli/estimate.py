@@ -1,7 +1,6 @@
 """``rankprobe estimate``: the rank of every head in the files given."""
 
-from __future__ import annotations
-
+# No annotations as strings here: Typer would evaluate those of a command three times a start.
 import contextlib
 import shlex
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,6 @@ from rankprobe.cli.options import (
 from rankprobe.cli.output import Format, Record, Sink
 from rankprobe.cli.progress import Meter
 from rankprobe.errors import DataError, UsageError
-from rankprobe.estimators.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from rankprobe.data import PairFile
@@ -212,6 +210,8 @@ def estimate(
             raise UsageError(f"--{name} must be at least {least}, not {value}")
     _check(env, files, save=save, output=output, force=force)
     if tolerance is not None:
+        from rankprobe.estimators.tolerance import Tolerance
+
         Tolerance.of(tolerance)  # refused now, not once a file
     if plot is not None:
         view.check_figure(plot, force=force)
@@ -335,7 +335,7 @@ def _estimate_file(
             }
 
 
-def _heads(pairs: PairFile, wanted: list[int] | None, file: str) -> list[int] | list[None]:
+def _heads(pairs: "PairFile", wanted: list[int] | None, file: str) -> list[int] | list[None]:
     if pairs.heads is None:
         if wanted is not None:
             raise UsageError(f"{file}: Y has no axis for heads; leave out --head, or pass --heads H")
@@ -350,10 +350,11 @@ def _heads(pairs: PairFile, wanted: list[int] | None, file: str) -> list[int] | 
 def _threads(limit: int | None) -> Iterator[int]:
     """Hold the linear algebra to ``limit`` threads; yields how many it may use."""
     import numpy  # noqa: F401  loads the library whose threads are counted
-    from threadpoolctl import threadpool_info, threadpool_limits
+    from threadpoolctl import ThreadpoolController
 
-    with threadpool_limits(limits=limit):
-        yield max((pool["num_threads"] for pool in threadpool_info()), default=1)
+    controller = ThreadpoolController()
+    with controller.limit(limits=limit):
+        yield max((pool["num_threads"] for pool in controller.info()), default=1)
 
 
 def _usable(record: Record) -> ExitCode:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Annotated
 
@@ -18,21 +19,12 @@ import typer
 
 from rankprobe import __version__
 from rankprobe.cli.environment import ClosedOutputError, Environment
-from rankprobe.cli.estimate import estimate
 from rankprobe.cli.exit_codes import ExitCode
 from rankprobe.cli.failures import report, report_usage
-from rankprobe.cli.generate import generate
-from rankprobe.cli.inspect import inspect
 from rankprobe.cli.options import environment
-from rankprobe.cli.schema import schema
 
-# Plain help: rich would read the [n, T, d] of a help text as markup, and a pipe or a test reads it as it is.
-app = typer.Typer(
-    name="rankprobe",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = ("estimate", "generate", "inspect", "schema")
+"""Each is a function in a module of its name."""
 
 
 def _version(context: typer.Context, value: bool) -> None:
@@ -41,7 +33,6 @@ def _version(context: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def rankprobe(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -55,15 +46,28 @@ def rankprobe(
     """
 
 
-app.command()(estimate)
-app.command()(generate)
-app.command()(inspect)
-app.command()(schema)
+def application(arguments: Sequence[str]) -> typer.Typer:
+    """The Typer application with the command that ``arguments`` begin with.
+
+    Loading and reading the signatures of all commands takes longer than most runs wait for anything else.
+    Where none is named (help, completion, a name spelled wrong), all are there.
+    """
+    # Plain help: rich would read the [n, T, d] of a help text as markup, and pipes and tests read it as is.
+    app = typer.Typer(
+        name="rankprobe",
+        callback=rankprobe,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+        app.command(name)(getattr(import_module(f"rankprobe.cli.{name}"), name))
+    return app
 
 
 def program(arguments: Sequence[str], env: Environment) -> int:
     """Run one command; return its exit code. Every error escapes."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(application(arguments))
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         code = command.main(list(arguments), prog_name="rankprobe", standalone_mode=False, obj=env)
     return int(code or 0)
