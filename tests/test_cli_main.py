@@ -219,6 +219,28 @@ def test_interrupt_is_130_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interrupt_lost_in_a_destructor_strikes_again() -> None:
+    script = """
+import signal, sys, time
+from rankprobe.__main__ import run
+from rankprobe.cli import schema
+
+class Doomed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def build():
+    Doomed()
+    for _ in range(1000):
+        time.sleep(0.01)
+
+schema.build, sys.argv = build, ["rankprobe", "schema"]
+sys.exit(run())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "rankprobe: interrupted\n")
+
+
 def on_terminal(arguments: list[str], folder: Path, **variables: str) -> tuple[int, str]:
     """Run with all streams on a pseudo-terminal; exit code and all that appeared on it."""
     parent, child = pty.openpty()

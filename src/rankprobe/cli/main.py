@@ -6,6 +6,7 @@ Command bodies import what they need when they run.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import sys
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -83,11 +84,18 @@ def _interrupts() -> Iterator[None]:
 
     CPython notes a plain KeyboardInterrupt that passes through ``exec`` of a string (array-api-compat's
     imports do that) and later kills the process by the signal, although it was caught. A subclass goes
-    unnoticed. An ignored or foreign handler is left alone.
+    unnoticed. What is raised in a weak reference's callback or in a destructor is lost (h5py has many of
+    both), so it is raised again a moment later. An ignored or foreign handler is left alone.
     """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise _Interrupt
+
+    def lost(what: Any) -> None:
+        if isinstance(what.exc_value, _Interrupt):
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            told(what)
 
     if (
         threading.current_thread() is not threading.main_thread()
@@ -95,11 +103,13 @@ def _interrupts() -> Iterator[None]:
     ):
         yield
         return
+    told, sys.unraisablehook = sys.unraisablehook, lost
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = told
 
 
 def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> int:
