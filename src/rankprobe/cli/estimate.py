@@ -117,6 +117,10 @@ def estimate(
     bias: Annotated[
         bool, typer.Option("--bias/--no-bias", help="Fit query, key and value biases too.")
     ] = True,
+    residual: Annotated[
+        bool,
+        typer.Option("--residual/--no-residual", help="Y also holds the token itself, as after a skip."),
+    ] = False,
     scale: Annotated[
         float | None,
         typer.Option(help="Factor on the scores, divided out of K.", show_default="the file's, else 1"),
@@ -186,6 +190,7 @@ def estimate(
         "attention": attention,
         "causal": "auto" if causal is None else causal,
         "bias": bias,
+        "residual": residual,
         "scale": scale,
         "max_rank": max_rank,
         "curve": curve or tolerance is not None or plot is not None,

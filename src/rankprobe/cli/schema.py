@@ -38,6 +38,7 @@ _ESTIMATE = {
     "attention": "Link of the map: softmax, linear or fixed_operator; given, or decided from the data.",
     "causal": "Whether a token sees only itself and earlier ones; given, or decided from the data.",
     "bias": "Whether query, key and value biases were fitted.",
+    "residual": "Whether a linear map of the token itself (a skip connection) was fitted beside attention.",
     "kernel": "Parametrization of the kernel: full, factored or none.",
     "curve": "Excess risk of every rank (--curve); null when not asked for or not usable.",
     "tolerance": "Excess risk allowed by --tolerance, in the units of the curve.",

@@ -14,6 +14,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
+from rankprobe.decision.noise import noise_like, noise_sigma, standard_score
 from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
@@ -30,33 +31,14 @@ NEGLIGIBLE = 0.05
 FIRST_DRAWS, MORE_DRAWS = 12, 60
 
 
-def degrees_of_freedom(fit: Fit) -> int:
-    """Parameters of a fit: r(p_q + p_k − r) for the kernel, (p_v + c) d_v for the value map."""
-    rows, columns = int(fit.kernel.left.shape[0]), int(fit.kernel.right.shape[0])
-    W = fit.lin.W
-    return fit.kernel.rank * (rows + columns - fit.kernel.rank) + int(W.shape[0]) * int(W.shape[1])
-
-
-def noise_sigma(fit: Fit) -> float:
-    """σ̂ of the residual, with the parameters' degrees of freedom taken off."""
-    free = max(fit.lin.problem.equations - degrees_of_freedom(fit), 1)
-    return math.sqrt(fit.rss / free)
-
-
 def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
     """One δK [p_q, p_k] that Gaussian noise of standard deviation ``sigma`` gives at a full fit."""
-    problem, lin = fit.lin.problem, fit.lin
-    xp = array_namespace(problem.outputs)
-    noise = []
-    for block in problem.blocks:
-        values = sigma * rng.standard_normal(tuple(block.outputs.shape))
-        part = xp.asarray(values, dtype=block.outputs.dtype, device=block.outputs.device)
-        noise.append(part if block.padding is None else xp.where(block.padding[:, :, None], part, 0.0 * part))
+    lin = fit.lin
     damping = 1e-8 * fit.curvature.mean
     change = conjugate_gradients(
         lambda v: lin.normal(v).plus(damping, v),
         lambda g: fit.curvature.solve(lin.kernel, g, damping),
-        lin.pull_projected(noise),
+        lin.pull_projected(noise_like(fit, sigma, rng)),
         0.03,
         100,
     ).x
@@ -93,20 +75,13 @@ class NoiseEdge:
             self._scaled.append(self._scale(change))
 
     def score(self, rank: int) -> float:
-        """Standard score of singular value rank + 1 against noise alone, given rank ``rank``.
-
-        The score is deflated for the number of draws its mean and deviation come from.
-        """
+        """Standard score of singular value rank + 1 against noise alone, given rank ``rank``."""
         if rank >= self.spectrum.rank:
             return -math.inf
-        mean, deviation = self._noise(rank)
-        count = len(self.draws)
-        return (float(self.spectrum.values[rank]) - mean) / (
-            deviation * math.sqrt(1 + 1 / count) * (1 + 1 / count)
-        )
+        return standard_score(float(self.spectrum.values[rank]), self._noise(rank))
 
-    def _noise(self, rank: int) -> tuple[float, float]:
-        """Mean and deviation of the largest singular value that noise alone puts beside ``rank`` ones."""
+    def _noise(self, rank: int) -> list[float]:
+        """The largest singular value that each draw of noise alone puts beside ``rank`` ones."""
         xp = array_namespace(self.estimate)
         left, right = self.spectrum.left[:, :rank], self.spectrum.right[:, :rank]
         tops = []
@@ -114,7 +89,7 @@ class NoiseEdge:
             rest = change - left @ (left.T @ change)
             rest = rest - (rest @ right) @ right.T
             tops.append(float(xp.linalg.matrix_norm(rest, ord=2)))
-        return float(np.mean(tops)), float(np.std(tops, ddof=1)) + 1e-300
+        return tops
 
     def decide(self) -> Verdict:
         """Count singular values above the edge, one after the other, with more draws near it."""
@@ -141,7 +116,7 @@ class NoiseEdge:
     def _clear(self, rank: int) -> bool:
         """Whether the noise is small beside the last value counted, so that nothing needed hides in it."""
         if rank:
-            return float(self.spectrum.values[rank - 1]) >= GAP * self._noise(rank)[0]
+            return float(self.spectrum.values[rank - 1]) >= GAP * float(np.mean(self._noise(rank)))
         # In whitened features a singular value is the standard deviation of the logits it makes.
         norms = [float(array_namespace(change).linalg.matrix_norm(change, ord=2)) for change in self.draws]
         return float(np.mean(norms)) <= NEGLIGIBLE

@@ -1,9 +1,10 @@
 """Refits at neighbouring ranks: for kernels too large to estimate whole.
 
-One more rank always gains: it takes the largest of the noise directions, not an average one, so that counting
-its parameters (an F test) calls rank after rank of noise. In whitened coordinates noise is close to a Gaussian
-matrix of (p_q − r) × (p_k − r), whose largest squared singular value is σ²(√(p_q − r) + √(p_k − r))²: that is
-what a rank must gain to be more than noise. A rank that leaves no more than its wider fits suffices as well.
+One more rank always gains: it takes the largest of the noise directions, not an average one, so that an F
+test, which counts its parameters, lets in rank after rank of noise. In whitened coordinates noise is close to
+a Gaussian matrix of (p_q − r) × (p_k − r), whose largest squared singular value is near
+σ²(√(p_q − r) + √(p_k − r))²: what a rank must gain to be more than noise. A rank that leaves no more than its
+wider fits suffices as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankprobe.decision.edge import degrees_of_freedom
+from rankprobe.decision.noise import degrees_of_freedom
 from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel
 

@@ -7,6 +7,7 @@ from typing import Any
 from rankprobe import spectra
 from rankprobe.attention import Array
 from rankprobe.decision.verdict import CONFIDENCE
+from rankprobe.estimators.diagnose import likeliest_cause, needs_no_mixing
 from rankprobe.estimators.inversion import Inversion, Refusal, Task
 from rankprobe.estimators.result import Estimate, Status
 
@@ -25,6 +26,7 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
         "attention": task.kind,
         "causal": task.causal,
         "bias": task.bias,
+        "residual": task.residual,
     }
     if isinstance(outcome, Refusal):
         measures = dict.fromkeys(_MEASURES, None if outcome.rank is None else 0.0)
@@ -45,7 +47,7 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
             **common,
         )
     verdict = outcome.verdict
-    status, message = _status(outcome)
+    status, message = _status(task, outcome)
     told = status.usable or status is Status.DEGENERATE
     values = _floats(outcome.kernel.values)
     return Estimate(
@@ -70,7 +72,7 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
     )
 
 
-def _status(outcome: Inversion) -> tuple[Status, str]:
+def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     verdict, r2, ratio = outcome.verdict, outcome.r2_heldout, outcome.heldout_ratio
     if outcome.signal < 4.0 and verdict.rank == 0:
         return Status.DEGENERATE, "the outputs carry nothing of the inputs, so no kernel can be seen"
@@ -87,7 +89,14 @@ def _status(outcome: Inversion) -> tuple[Status, str]:
             Status.NOT_IDENTIFIABLE,
             "what the fit leaves is the rounding of the stored numbers, which looks like rank; store float32",
         )
+    if outcome.structure.found and inexact:
+        return Status.MISFIT, _misfit(task, outcome)
     if not outcome.converged and inexact:
+        if needs_no_mixing(task, outcome):
+            return (
+                Status.NOT_IDENTIFIABLE,
+                "Y is a linear map of the token itself: whether a token attends to others cannot be seen",
+            )
         return (
             Status.NOT_IDENTIFIABLE,
             f"the fit did not settle in {outcome.fit.steps} steps; more sequences make the problem easier",
@@ -101,6 +110,15 @@ def _status(outcome: Inversion) -> tuple[Status, str]:
     if not verdict.settled:
         return Status.LOWER_BOUND, f"{verdict.reason}; more sequences would settle what is above"
     return Status.IDENTIFIED, verdict.reason
+
+
+def _misfit(task: Task, outcome: Inversion) -> str:
+    tests = outcome.structure
+    score = tests.scores[tests.worst or ""]
+    return (
+        f"what the fit leaves is not noise (by {score:.0f} standard deviations, limit {tests.limit:.1f}): "
+        f"Y is not this {outcome.model.kind} attention; most likely {likeliest_cause(task, outcome)}"
+    )
 
 
 def _floats(values: Array) -> tuple[float, ...]:

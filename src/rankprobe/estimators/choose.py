@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rankprobe.errors import DataError, UsageError
-from rankprobe.estimators.model import Kind, Model
+from rankprobe.estimators.model import Kind
 from rankprobe.estimators.source import Sampler
-from rankprobe.solver import FittedValueMap, Settings, fit
-from rankprobe.solver.start import first_kernel
+from rankprobe.estimators.trial import Trial
 
 _KINDS: dict[str, Kind] = {
     "softmax": "softmax",
@@ -20,12 +17,9 @@ _KINDS: dict[str, Kind] = {
     "fixed_operator": "fixed_operator",
 }
 
-TRIAL_RANK = 12
-"""Rank of the trial fits: enough to tell kinds apart, cheap where tokens are wide."""
-
 
 def choose_kind(
-    sampler: Sampler, attention: str, causal: bool | str, bias: bool
+    sampler: Sampler, attention: str, causal: bool | str, bias: bool, residual: bool = False
 ) -> tuple[Kind, bool, dict[str, Any]]:
     """The kind of map, whether it is causal, and how that was settled (for the result).
 
@@ -57,28 +51,9 @@ def choose_kind(
     candidates = [(kind, mask) for kind in kinds for mask in masks]
     if len(candidates) == 1 or sampler.source.sequences < 2:
         return (*candidates[0], origin)
-    errors = {candidate: _heldout_error(sampler, *candidate, bias) for candidate in candidates}
+    errors = {candidate: Trial.of(sampler, *candidate, bias, residual).error for candidate in candidates}
     best = min(errors, key=lambda candidate: errors[candidate])
     origin["heldout_errors"] = {  # type: ignore[assignment]
         f"{kind}{'+causal' if mask else ''}": error for (kind, mask), error in errors.items()
     }
     return (*best, origin)
-
-
-def _heldout_error(sampler: Sampler, kind: Kind, causal: bool, bias: bool) -> float:
-    """Share of the variance of Y that a quick fit leaves on sequences it has not seen."""
-    source = sampler.source
-    rows = source.tokens
-    unknowns = 2 * TRIAL_RANK * (source.dim + 1) + (source.dim + 1) * source.value_dim
-    count = int(np.clip(6 * unknowns // (rows * source.value_dim), 32, 512))
-    held = min(max(1, source.sequences // 4), max(16, count // 3))
-    count = min(count, source.sequences - held)
-    sample = sampler.take(count + held)
-    train, test = sample.part(0, count), sample.part(count, count + held)
-    model = Model.of(kind, causal, bias, train, source.storage_dtype)
-    rng = np.random.default_rng(sampler.seed)
-    problem, values = model.problem(train), FittedValueMap()
-    start = first_kernel(problem, values, TRIAL_RANK if source.dim > 64 else source.dim + 1, rng)
-    trial = fit(problem, start, values, rng, Settings(outer=12, inner=30, stall=0.02, last_ridge=1e-6))
-    variation = test.variation()
-    return model.residual(trial, test) / variation if variation > 0 else 0.0

@@ -40,6 +40,7 @@ def estimate(
     attention: Literal["auto", "softmax", "linear", "fixed_operator"] = "auto",
     causal: bool | Literal["auto"] = "auto",
     bias: bool = True,
+    residual: bool = False,
     scale: float | None = None,
     max_rank: int | None = None,
     curve: bool = False,
@@ -61,6 +62,7 @@ def estimate(
     attention, causal : kind of map; ``auto`` takes them from the file's attributes, else decides on
         held-out sequences.
     bias : fit biases of queries, keys, values and outputs through a constant feature.
+    residual : Y also holds a linear map of the token itself (a skip connection): fit it beside the attention.
     scale : factor of the logits, divided out of the reported kernel; default the file's, else 1.
     max_rank : largest rank tried where the kernel is fitted in factored form.
     curve : also give the excess risk of each rank up to a little past the answer (:class:`Curve`); it takes
@@ -104,6 +106,7 @@ def estimate(
             attention,
             causal,
             bias,
+            residual,
             scale,
             max_rank,
             curve,
@@ -123,6 +126,7 @@ def _run(
     attention: str,
     causal: bool | str,
     bias: bool,
+    residual: bool,
     scale: float | None,
     max_rank: int | None,
     curve: bool,
@@ -133,7 +137,7 @@ def _run(
 ) -> tuple[dict[str, Estimate], dict[str, Any]]:
     sampler = Sampler(source, head, seed)
     noted = source.attributes
-    kind, is_causal, chosen = choose_kind(sampler, attention, causal, bias)
+    kind, is_causal, chosen = choose_kind(sampler, attention, causal, bias, residual)
     if scale is None:
         scale = float(noted.get("scale") or 1.0)
     if not scale > 0:
@@ -146,7 +150,9 @@ def _run(
         if progress is not None:
             progress(steps, None, text)
 
-    task = Task(sampler, kind, is_causal, bias, scale, None, max_rank, _fitting(source, memory), report)
+    task = Task(
+        sampler, kind, is_causal, bias, scale, residual, None, max_rank, _fitting(source, memory), report
+    )
     if solver == "paper":
         return paper_estimates(task, names, source.value_map(head)), chosen
     tasks: dict[str, Task] = {}

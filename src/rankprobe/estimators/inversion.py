@@ -11,8 +11,11 @@ import numpy as np
 from rankprobe import spectra
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
-from rankprobe.decision.edge import NoiseEdge, degrees_of_freedom, noise_sigma
+from rankprobe.decision.edge import NoiseEdge
 from rankprobe.decision.ladder import Ladder
+from rankprobe.decision.noise import degrees_of_freedom, noise_sigma
+from rankprobe.decision.score import score_for_more
+from rankprobe.decision.structure import Structure, structure
 from rankprobe.decision.verdict import Verdict
 from rankprobe.estimators.model import ROUNDING, Kind, Model, Sample
 from rankprobe.estimators.result import Status
@@ -30,6 +33,15 @@ ENERGY_TARGET = 0.003
 """The sample grows until the standard error of the energy rank is below this, or the data end."""
 
 
+CONFIRM = 4
+"""A rank is confirmed on this many times the sequences that decided it, where there are as many."""
+
+CONFIRMED = 3.0
+"""Standard score of what the residual of the confirming fit may still ask for."""
+
+PATIENCE = 4
+"""Growth of the sample after which a fit that does not settle is asked whether it leaves noise at all."""
+
 WARM = Settings(ridge=1e-8, damping=1e-3, outer=15)
 """A fit that starts next to its answer."""
 
@@ -46,6 +58,7 @@ class Task:
     causal: bool
     bias: bool
     scale: float
+    residual: bool = False
     value_map: Array | None = None
     max_rank: int | None = None
     most_sequences: int | None = None
@@ -75,6 +88,8 @@ class Inversion:
     converged: bool
     rounded: bool
     """Whether the noise found is no larger than the rounding of the stored numbers can make it."""
+    structure: Structure
+    """Whether what the fit leaves is noise."""
     signal: float
     """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
 
@@ -96,7 +111,7 @@ def invert(task: Task) -> Inversion | Refusal:
         )
     source = task.sampler.source
     probe = task.sampler.take(min(task.sequences, 256))
-    model = Model.of(task.kind, task.causal, task.bias, probe, source.storage_dtype)
+    model = Model.of(task.kind, task.causal, task.bias, probe, source.storage_dtype, task.residual)
     p_q, p_k, p_v = model.query.dimension, model.key.dimension, model.value.dimension
     if p_q == 0 or p_k == 0:
         return Refusal(
@@ -107,7 +122,7 @@ def invert(task: Task) -> Inversion | Refusal:
         return Refusal(
             Status.DEGENERATE, "Y is the same at every token: rank 0 fits, no kernel can be seen", 0
         )
-    unknown_values = 0 if task.value_map is not None else p_v * source.value_dim
+    unknown_values = (int(task.value_map is None) + int(task.residual)) * p_v * source.value_dim
     rows = probe.rows / probe.sequences
     full = p_q * p_k + unknown_values
     if max(p_q, p_k) <= FULL_LIMIT:
@@ -138,46 +153,79 @@ def values_of(task: Task, model: Model) -> ValueMap:
     xp = array_namespace(task.value_map)
     # Known V acts on the tokens themselves, written in the whitened features: x V = f (Tᵀ V) where x = T f.
     dual = model.value.dual()
-    if not model.bias:
-        return KnownValueMap(dual.T @ task.value_map)
-    W = dual[:-1, :].T @ task.value_map
-    constant = dual[-1:, :].T
-    if model.kind == "softmax":
-        return KnownValueMap(W, constant)
-    # A linear mixer's rows do not sum to one: the bias of the values and that of the outputs differ.
-    intercept = xp.asarray([[0.0, 1.0]], dtype=W.dtype, device=W.device)
-    free = xp.concat([xp.concat([constant, 0.0 * constant], axis=1), intercept], axis=0)
-    return KnownValueMap(xp.concat([W, 0.0 * W[:1, :]], axis=0), free)
+    W = dual[: task.sampler.source.dim, :].T @ task.value_map
+    like = {"dtype": W.dtype, "device": W.device}
+    p_v, width = model.value.dimension, int(W.shape[1])
+    # Free beside W: the bias of the values, and all of what Y is linear in without being mixed. The rows of a
+    # linear mixer do not sum to one: the bias of its values and that of the outputs differ.
+    extra = p_v if model.residual else int(model.bias and model.kind != "softmax")
+    constant = dual[-1:, :].T if model.bias else xp.zeros((p_v, 0), **like)
+    count = int(constant.shape[1])
+    if count + extra == 0:
+        return KnownValueMap(W)
+    free = xp.concat(
+        [
+            xp.concat([constant, xp.zeros((p_v, extra), **like)], axis=1),
+            xp.concat([xp.zeros((extra, count), **like), xp.eye(extra, **like)], axis=1),
+        ],
+        axis=0,
+    )
+    return KnownValueMap(xp.concat([W, xp.zeros((extra, width), **like)], axis=0), free)
 
 
 def _whole(task: Task, model: Model, first: int) -> Inversion:
-    """The full kernel and its noise edge decide the rank; a refit at that rank gives the spectrum."""
+    """The full kernel and its noise edge decide the rank; a refit at that rank, on more, confirms it."""
     rng = np.random.default_rng(task.sampler.seed)
     values = values_of(task, model)
-    count = min(task.sequences, first)
-    problem = model.problem(task.sampler.take(count))
-    start, settings = first_kernel(problem, values, FULL_LIMIT, rng), Settings(ridge_fall=100.0)
+    count, start = min(task.sequences, first), None
+    settings = Settings(ridge_fall=100.0, tight=True)
     while True:
-        whole = fit(problem, start, values, rng, settings, task.report)
+        problem = model.problem(task.sampler.take(count))
+        whole = fit(
+            problem,
+            start or first_kernel(problem, values, FULL_LIMIT, rng),
+            values,
+            rng,
+            settings,
+            task.report,
+        )
         edge = NoiseEdge(whole, rng)
         verdict = edge.decide()
-        if (verdict.settled and whole.converged) or count >= task.sequences:
+        start, settings = whole.kernel, replace(WARM, tight=True)
+        open_ = not (verdict.settled and whole.converged)
+        # What attention of this kind cannot fit, it does not fit on more sequences either.
+        if open_ and count < task.sequences and not (count >= PATIENCE * first and structure(whole).found):
+            count = min(task.sequences, 2 * count)
+            continue
+        size = count
+        if not open_:
+            size = min(task.sequences, _confirming(model, start.truncated(verdict.rank), edge, count))
+        problem = problem if size == count else model.problem(task.sampler.take(size))
+        final = fit(problem, start.truncated(verdict.rank), values, rng, WARM, task.report)
+        more = score_for_more(final, rng)
+        if more <= CONFIRMED or size == count:
             break
-        count = min(task.sequences, 2 * count)
-        problem = model.problem(task.sampler.take(count))
-        start, settings = whole.kernel, WARM
-    final = fit(problem, whole.kernel.truncated(verdict.rank), values, rng, WARM, task.report)
-    error = _energy_error(model, final.kernel, edge)
-    if error > ENERGY_TARGET and count < task.sequences:
-        count = min(task.sequences, math.ceil(count * min(1.2 * (error / ENERGY_TARGET) ** 2, 16.0)))
-        problem = model.problem(task.sampler.take(count))
-        final = fit(problem, final.kernel, values, rng, WARM, task.report)
+        count = size
+    if more > CONFIRMED and verdict.settled:
+        verdict = replace(
+            verdict,
+            upper=edge.spectrum.rank,
+            reason=f"{verdict.reason}; yet the residual asks for more, by {more:.1f} standard deviations",
+        )
     limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit_of(
         task, model, final.lin.W
     )
-    heldout = _heldout_of_whole(task, model, final, values, count, rng)
+    heldout = _heldout_of_whole(task, model, final, values, size, rng)
     converged = whole.converged and final.converged
-    return _decided(task, model, final, verdict, "full", limit, heldout, count, converged)
+    return _decided(task, model, final, verdict, "full", limit, heldout, size, converged)
+
+
+def _confirming(model: Model, kernel: Kernel, edge: NoiseEdge, count: int) -> int:
+    """Sequences for the refit that confirms a rank found on ``count`` and gives its spectrum."""
+    if kernel.rank == 0:
+        return 16 * CONFIRM * count
+    error = _energy_error(model, kernel, edge)
+    return math.ceil(count * min(max(CONFIRM, 1.2 * (error / ENERGY_TARGET) ** 2), 16.0))
 
 
 def _matrix_in_tokens(model: Model, matrix: Array) -> Array:
@@ -273,7 +321,7 @@ def _decided(
     seen, sample = heldout
     r2, ratio = None, None
     variation = sample.variation()
-    residual = model.residual(seen, sample)
+    residual = model.squared_error(seen, sample)
     if variation > 0:
         r2 = 1.0 - residual / variation
     entries = sample.rows * int(sample.Y.shape[2])
@@ -295,6 +343,7 @@ def _decided(
         < 8
         * ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
         * math.sqrt(sample.size() / max(entries, 1)),
+        structure(final),
         _signal(final),
     )
 

@@ -88,6 +88,7 @@ class Model:
     attention : link and mask.
     bias : a constant feature carries the biases of queries, keys, values and outputs.
     query, key, value : whitened coordinates of the three roles.
+    residual : Y also holds a linear map of the token itself, such as a skip connection.
     """
 
     kind: Kind
@@ -96,9 +97,18 @@ class Model:
     query: Whitening
     key: Whitening
     value: Whitening
+    residual: bool = False
 
     @classmethod
-    def of(cls, kind: Kind, causal: bool, bias: bool, sample: Sample, storage: str = "float64") -> Model:
+    def of(
+        cls,
+        kind: Kind,
+        causal: bool,
+        bias: bool,
+        sample: Sample,
+        storage: str = "float64",
+        residual: bool = False,
+    ) -> Model:
         """Coordinates from the moments of ``sample``; ``storage`` sets which directions are rounding."""
         attention = Attention("softmax" if kind == "softmax" else "linear", causal)
         tolerance = max(1e-12, 10 * ROUNDING.get(storage, 0.0) ** 2)
@@ -108,12 +118,12 @@ class Model:
             value = value.without_constant(covariance(sample.X, sample.rows), tolerance)
         if kind == "fixed_operator":
             position = Whitening.identity(sample.X, int(sample.X.shape[1]))
-            return cls(kind, attention, bias, position, position, value)
+            return cls(kind, attention, bias, position, position, value, residual)
         if kind == "linear":
-            return cls(kind, attention, bias, value, value, value)
+            return cls(kind, attention, bias, value, value, value, residual)
         visible = attention.visible(sample.X, int(sample.X.shape[1]), sample.mask)
         spread = visible_covariance(centred_keys(sample.X, sample.mask), attention, visible, sample.rows)
-        return cls(kind, attention, bias, value, Whitening.of(spread, tolerance), value)
+        return cls(kind, attention, bias, value, Whitening.of(spread, tolerance), value, residual)
 
     def problem(self, sample: Sample, dtype: Array = None) -> Problem:
         """The least-squares problem of ``sample`` in these coordinates."""
@@ -129,7 +139,10 @@ class Model:
             query = key = value
         else:
             query, key = value, xp.astype(whitened(centred_keys(sample.X, sample.mask), self.key), dtype)
-        if self.bias and self.kind != "softmax":
+        if self.residual:
+            # With biases the constant token is among the features: an intercept would repeat it.
+            covariates = value
+        elif self.bias and self.kind != "softmax":
             one = xp.ones((n, length, 1), dtype=dtype, device=sample.X.device)
             covariates = one if sample.mask is None else xp.where(sample.mask[:, :, None], one, 0.0 * one)
         visible = self.attention.visible(sample.X, length, sample.mask)
@@ -138,7 +151,7 @@ class Model:
             self.attention, query, key, value, outputs, visible, covariates, sample.mask, sample.rows
         )
 
-    def residual(self, fitted: Fit, sample: Sample) -> float:
+    def squared_error(self, fitted: Fit, sample: Sample) -> float:
         """‖Y − A X V‖² of a fit on other sequences."""
         xp = array_namespace(sample.Y)
         kernel, W = fitted.kernel, xp.astype(fitted.lin.W, fitted.kernel.left.dtype)

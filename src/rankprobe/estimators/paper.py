@@ -140,5 +140,6 @@ def _answer(task: Task, name: str, found: Floats, sample: Sample) -> Estimate:
         attention=task.kind,
         causal=task.causal,
         bias=False,
+        residual=False,
         kernel="full",
     )

@@ -92,6 +92,8 @@ class Estimate:
     attention: str
     causal: bool
     bias: bool
+    residual: bool
+    """Whether Y was taken to hold a linear map of the token itself beside the attention output."""
     kernel: str
     """Parametrization used: ``full``, ``factored`` or ``none`` (no kernel was fitted)."""
     curve: Curve | None = None

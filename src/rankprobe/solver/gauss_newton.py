@@ -33,6 +33,7 @@ class Settings:
         are then within √decrement standard errors of the optimum, all together.
     floor : stop when ‖R‖² is below this share of ‖Y‖² (rounding).
     stall : stop when a step gains less than this share of the loss (0: never for that reason).
+    tight : end with one tight inner solve, for the weakest directions of a kernel fitted whole.
     """
 
     ridge: float = 1e-2
@@ -44,6 +45,7 @@ class Settings:
     decrement: float = 1e-2
     floor: float = 1e-14
     stall: float = 0.0
+    tight: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def fit(
             lin = Linearization(
                 problem, lin.kernel, values, max(lin.ridge / settings.ridge_fall, settings.last_ridge)
             )
-        elif stalled or lin.rss < settings.floor * total or (decided and closing):
+        elif stalled or lin.rss < settings.floor * total or (decided and (closing or not settings.tight)):
             converged = True
             break
         closing = decided

@@ -101,24 +101,30 @@ class Linearization:
 
     def pull_projected(self, changes: list[Array]) -> Tangent:
         """JᵀP U for U [n, T, d_v] in blocks."""
-        if self.solution.scaled is None:
-            return self._pulled(lambda k: changes[k])
-        numbers = range(len(self.blocks))
-        explained = reduce(_add, map_blocks(lambda k: contract(self.blocks[k].basis, changes[k]), numbers))
-        return self._pulled(lambda k: changes[k] - apply(self.blocks[k].basis, explained))
+        return self._pulled(self._unexplained(changes))
 
     def normal(self, step: Tangent) -> Tangent:
         """JᵀPJ δK."""
         return self.pull_projected(self.push(step))
 
-    def ambient_gradient(self) -> Array:
-        """Jᵀ(Y − A B) over all kernels, [p_q, p_k]: what more rank would see."""
+    def ambient_gradient(self, changes: list[Array] | None = None) -> Array:
+        """JᵀP U over all kernels, [p_q, p_k], U the residual if not given: what more rank would see."""
 
-        def part(block: Block) -> Array:
-            H = block.problem.pull(block.A, block.B, block.residual)
+        def part(k: int) -> Array:
+            block = self.blocks[k]
+            H = block.problem.pull(block.A, block.B, residual(k))
             return contract(block.problem.query, H @ block.problem.key)
 
-        return reduce(_add, map_blocks(part, self.blocks))
+        residual = (lambda k: self.blocks[k].residual) if changes is None else self._unexplained(changes)
+        return reduce(_add, map_blocks(part, range(len(self.blocks))))
+
+    def _unexplained(self, changes: list[Array]) -> Callable[[int], Array]:
+        """P U by block: U less what a change of the value map explains."""
+        if self.solution.scaled is None:
+            return lambda k: changes[k]
+        numbers = range(len(self.blocks))
+        explained = reduce(_add, map_blocks(lambda k: contract(self.blocks[k].basis, changes[k]), numbers))
+        return lambda k: changes[k] - apply(self.blocks[k].basis, explained)
 
     def _pulled(self, residual: Callable[[int], Array]) -> Tangent:
         parts = map_blocks(lambda k: self.blocks[k].pull(residual(k)), range(len(self.blocks)))

@@ -1,0 +1,64 @@
+"""Quick fits that compare kinds of map by what they leave of sequences they have not seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankprobe.estimators.model import Kind, Model, Sample
+from rankprobe.estimators.source import Sampler
+from rankprobe.solver import Fit, FittedValueMap, Settings, fit
+from rankprobe.solver.start import first_kernel
+
+TRIAL_RANK = 12
+"""Rank of the trial fits: enough to tell kinds apart, cheap where tokens are wide."""
+
+QUICK = Settings(outer=12, inner=30, stall=0.02, last_ridge=1e-6)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A kind of map fitted quickly to ``train``; ``error`` is the share of the variance of ``test`` left."""
+
+    model: Model
+    fit: Fit
+    train: Sample
+    test: Sample
+
+    @classmethod
+    def of(
+        cls,
+        sampler: Sampler,
+        kind: Kind,
+        causal: bool,
+        bias: bool,
+        residual: bool = False,
+        part: int = 1,
+        rank: int | None = None,
+    ) -> Trial:
+        """On some hundred sequences of ``sampler``, and only the first d_v / ``part`` columns of Y."""
+        source = sampler.source
+        rows, width = source.tokens, source.value_dim // part
+        unknowns = 2 * TRIAL_RANK * (source.dim + 1) + (source.dim + 1) * width
+        count = int(np.clip(6 * unknowns // (rows * width), 128, 512))
+        held = min(max(1, source.sequences // 4), max(16, count // 3))
+        count = min(count, source.sequences - held)
+        sample = sampler.take(count + held)
+        sample = replace(sample, Y=sample.Y[:, :, :width])
+        train, test = sample.part(0, count), sample.part(count, count + held)
+        model = Model.of(kind, causal, bias, train, source.storage_dtype, residual)
+        if rank is None:
+            rank = TRIAL_RANK if source.dim > 64 else source.dim + 1
+        return cls.fitted(model, train, test, sampler.seed, rank)
+
+    @classmethod
+    def fitted(cls, model: Model, train: Sample, test: Sample, seed: int, rank: int) -> Trial:
+        problem, values, rng = model.problem(train), FittedValueMap(), np.random.default_rng(seed)
+        done = fit(problem, first_kernel(problem, values, rank, rng), values, rng, QUICK)
+        return cls(model, done, train, test)
+
+    @property
+    def error(self) -> float:
+        variation = self.test.variation()
+        return self.model.squared_error(self.fit, self.test) / variation if variation > 0 else 0.0
