@@ -413,3 +413,20 @@ def test_a_few_rows_of_many_are_read_alone(
 def test_importing_the_package_is_cheap() -> None:
     code = "import sys, rankprobe.data; sys.exit(any(m in sys.modules for m in ('numpy', 'h5py')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("side", ["X", "Y"])
+def test_what_was_rounded_before_it_was_stored_counts_as_rounded(
+    store: Callable[..., Path], kind: Any, side: str
+) -> None:
+    coarse = {"X": X, "Y": HEADS}
+    coarse[side] = coarse[side].astype(kind).astype(np.float32)
+    for mask in ({}, {"mask": MASK}):
+        if mask:
+            coarse[side] = np.where(
+                MASK[:, :, None] if side == "X" else MASK[:, None, :, None], coarse[side], 0.1
+            )
+        with open_pairs(store(**coarse, **mask)) as pairs:
+            assert pairs.storage_dtype == np.dtype(kind).name
+            assert (pairs.x_dtype, pairs.y_dtype) == tuple(coarse[name].dtype.name for name in "XY")

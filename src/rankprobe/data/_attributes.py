@@ -7,7 +7,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rankprobe.data._open import decode
+from rankprobe.data._open import decode, locate
+from rankprobe.data._paths import join
 
 _MAX_BYTES = 1 << 20
 _MAX_COUNT = 10_000
@@ -39,6 +40,18 @@ def read_attributes(obj: Any) -> dict[str, Any]:
                 out[decode(name)] = plain(obj.attrs[decode(name)])
         except (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError, UnicodeError):
             continue
+    return out
+
+
+def inherited(file: Any, prefix: str, label: str, allow_external: bool) -> dict[str, Any]:
+    """Attributes of the root, overlaid by those of each group down to ``prefix``."""
+    out = read_attributes(file)
+    at = "/"
+    for part in prefix.split("/"):
+        at = join(at, part)
+        found = locate(file, at, label, allow_external=allow_external)
+        if found is not None and at != "/":
+            out.update(read_attributes(found.obj))
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 
 from rankprobe.data._attributes import read_attributes
-from rankprobe.data._open import children, detail, locate
+from rankprobe.data._open import children, detail, locate, near
 from rankprobe.data._paths import join
 from rankprobe.errors import DataError
 
@@ -230,6 +230,24 @@ def masks_beside(file: Any, folder: str, label: str, shape: tuple[int, int]) -> 
             item = Item.of(at, member.obj) if member and isinstance(member.obj, h5py.Dataset) else None
             if item is not None and item.shape in (shape, (shape[0] * shape[1],)):
                 yield item
+
+
+def no_pair(file: Any, label: str, prefix: str, name: str) -> DataError:
+    """No X or no Y: with the flags or the group that would read a pair, when one is in sight."""
+    below = items(file, prefix, label)
+    ways = propose(label, below, noted_length(file, label))
+    at = join(prefix, name)
+    here = label if prefix == "/" else f"{label}::{prefix}"
+    flagged = next((way for way in ways if way.target == here), None)
+    if flagged is not None:
+        return DataError(
+            f"{label}::{at}: no such dataset; try {shlex.join(flagged.flags)} ({flagged.reason})"
+        )
+    if ways:
+        more = f" (one of {len(ways)} groups that hold pairs)" if len(ways) > 1 else ""
+        return DataError(f"{label}::{at}: no such dataset; try {ways[0].arguments}{more}")
+    others = [item.path for item in below]
+    return DataError(f"{label}::{at}: no such dataset{near(at, others)}; name the pair with --x and --y")
 
 
 def noted_length(file: Any, label: str) -> Callable[[Item], int | None]:

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
@@ -14,15 +15,16 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from rankprobe.data._attributes import read_attributes, settle
+from rankprobe.data._attributes import inherited, read_attributes, settle
 from rankprobe.data._fields import Field, Inputs, Outputs, Padding, open_field
-from rankprobe.data._names import items, masks_beside, noted_length, propose, walk
+from rankprobe.data._names import items, masks_beside, no_pair, walk
 from rankprobe.data._open import children, locate, near, open_file
 from rankprobe.data._paths import join, split_path, spooled
 from rankprobe.data._rows import Rows
 from rankprobe.data._storage import check_stored
-from rankprobe.data._values import Floats, all_finite, coarser
+from rankprobe.data._values import Floats, all_finite
 from rankprobe.errors import DataError, UsageError
+from rankprobe.precision import SAMPLE, coarser, effective
 
 Mask = npt.NDArray[np.bool_]
 Block = tuple[Floats, Floats, Mask | None]
@@ -104,7 +106,7 @@ def open_pairs(
 
         x_field, y_field = get(x, "X"), get(y, "Y")
         if x_field is None or y_field is None:
-            raise _no_pair(file, label, prefix, "X" if x_field is None else "Y")
+            raise no_pair(file, label, prefix, "X" if x_field is None else "Y")
         if dtype == "bfloat16" and "bfloat16" not in (x_field.stored.name, y_field.stored.name):
             raise DataError(
                 f"{x_field.label}: is {x_field.stored.name}, not two-byte integers; drop --dtype bfloat16"
@@ -118,7 +120,7 @@ def open_pairs(
             Outputs(y_field, inputs, heads),
             None if mask_field is None else Padding(mask_field, inputs),
             v_field,
-            attributes=settle(_inherited(file, prefix, label, allow_external)),
+            attributes=settle(inherited(file, prefix, label, allow_external)),
             skip=nan == "skip",
             file=file,
         )
@@ -137,7 +139,8 @@ class PairFile:
     sequences, tokens, dim, value_dim : n, T, d and d_v (of one head).
     heads : H, or None where Y has no heads.
     x_dtype, y_dtype : element types as stored (``float16``, ``bfloat16``, ``int32``, ...).
-    storage_dtype : the coarser of the two as bfloat16, float16, float32 or float64 (integers are exact).
+    storage_dtype : the coarser precision of the two, as bfloat16, float16, float32 or float64; what was
+        rounded before it was stored counts as what it was rounded to, integers are exact.
     attributes : root attributes, overlaid by those of the groups down to ``prefix``; plain values.
     notes : remarks for the user on what was found and not used, one line each.
     """
@@ -167,7 +170,6 @@ class PairFile:
         self.sequences, self.tokens, self.dim = inputs.sequences, inputs.tokens, inputs.dim
         self.heads, self.value_dim = outputs.heads, outputs.value_dim
         self.x_dtype, self.y_dtype = inputs.field.stored.name, outputs.field.stored.name
-        self.storage_dtype = coarser(inputs.field.stored, outputs.field.stored)
         self.attributes: Mapping[str, Any] = attributes
         self.notes: tuple[str, ...] = tuple(self._notes())
 
@@ -181,6 +183,22 @@ class PairFile:
                     f"{self.path}::{item.path}: may be the padding mask and is not used; "
                     f"pass --mask {shlex.quote(item.path)} if it is"
                 )
+
+    @cached_property
+    def storage_dtype(self) -> str:
+        """Seen from the first sequences, which are read for it."""
+        read_y = partial(self._outputs.read, head=None if self.heads is None else 0)
+        return coarser(
+            self._precision(self._inputs.field, self._inputs.read, self.dim),
+            self._precision(self._outputs.field, read_y, self.value_dim),
+        )
+
+    def _precision(self, field: Field, read: Callable[..., Floats], width: int) -> str:
+        rows = slice(0, min(self.sequences, 1 + SAMPLE // (self.tokens * width)))
+        values = read(rows, dtype=np.float64)
+        if self._padding is not None:
+            values = values[self._padding.read(rows)]
+        return effective(values, field.stored.precision)
 
     @property
     def label(self) -> str:
@@ -393,33 +411,3 @@ class PairFile:
                 check_stored(member.obj, self._file, shown)
                 out[name] = member.obj[()]
         return out
-
-
-def _inherited(file: Any, prefix: str, label: str, allow_external: bool) -> dict[str, Any]:
-    """Attributes of the root, overlaid by those of each group down to ``prefix``."""
-    out = read_attributes(file)
-    at = "/"
-    for part in prefix.split("/"):
-        at = join(at, part)
-        found = locate(file, at, label, allow_external=allow_external)
-        if found is not None and at != "/":
-            out.update(read_attributes(found.obj))
-    return out
-
-
-def _no_pair(file: Any, label: str, prefix: str, name: str) -> DataError:
-    """No X or no Y: with the flags or the group that would read a pair, when one is in sight."""
-    below = items(file, prefix, label)
-    ways = propose(label, below, noted_length(file, label))
-    at = join(prefix, name)
-    here = label if prefix == "/" else f"{label}::{prefix}"
-    flagged = next((way for way in ways if way.target == here), None)
-    if flagged is not None:
-        return DataError(
-            f"{label}::{at}: no such dataset; try {shlex.join(flagged.flags)} ({flagged.reason})"
-        )
-    if ways:
-        more = f" (one of {len(ways)} groups that hold pairs)" if len(ways) > 1 else ""
-        return DataError(f"{label}::{at}: no such dataset; try {ways[0].arguments}{more}")
-    others = [item.path for item in below]
-    return DataError(f"{label}::{at}: no such dataset{near(at, others)}; name the pair with --x and --y")

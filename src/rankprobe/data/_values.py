@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankprobe.errors import DataError
+from rankprobe.precision import nominal
 
 Floats = npt.NDArray[np.floating[Any]]
-
-_DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-"""Significant binary digits; integers are exact and count as float64."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,8 @@ class Stored:
 
     @property
     def precision(self) -> str:
-        """bfloat16, float16, float32 or float64."""
-        return self.name if self.name in _DIGITS else "float64"
+        """bfloat16, float16, float32 or float64 (integers are exact)."""
+        return nominal(self.name)
 
     def convert(self, raw: npt.NDArray[Any], dtype: npt.DTypeLike) -> Floats:
         """Values of raw elements as ``dtype``, a new array of the same shape."""
@@ -42,11 +40,6 @@ class Stored:
             bits = raw.view(raw.dtype if raw.dtype.kind in "ui" else np.uint16)
             raw = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(ml_dtypes.bfloat16)
         return raw.astype(dtype)
-
-
-def coarser(one: Stored, other: Stored) -> str:
-    """The precision with fewer digits of two."""
-    return min(one.precision, other.precision, key=lambda name: _DIGITS[name])
 
 
 def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
