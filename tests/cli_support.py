@@ -82,6 +82,7 @@ def answer(name: str = "v-unknown", **changes: Any) -> Estimate:
         "attention": "softmax",
         "causal": False,
         "bias": True,
+        "residual": False,
         "kernel": "full",
     }
     return Estimate(**{**facts, **changes})

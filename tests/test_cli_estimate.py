@@ -119,8 +119,12 @@ def test_quiet_prints_the_integer(heads: Path, estimator: FakeEstimator) -> None
     assert run("estimate", heads, "--head", "0,3-5", "-q").out == "4\n" * 4
     assert [call["head"] for call in estimator.calls] == [0, 3, 4, 5]
     estimator.changes = {"rank": None, "rank_interval": None, "status": Status.NOT_IDENTIFIABLE}
-    ran = run("estimate", heads, "--head", "1", "-q")
-    assert (ran.code, ran.out) == (4, "NA\n")
+    ran = run("estimate", heads, "--head", "1,2", "-q")
+    assert (ran.code, ran.out) == (4, "NA\nNA\n")
+    assert ran.err.splitlines() == [
+        f"rankprobe: {heads}, head {head}: not_identifiable: rank 4 fits to the noise, rank 3 does not"
+        for head in (1, 2)
+    ]
 
 
 def test_a_row_for_every_estimator(pair: Path, estimator: FakeEstimator) -> None:  # noqa: F811
@@ -191,11 +195,52 @@ def test_options_reach_the_estimator(pair: Path, estimator: FakeEstimator) -> No
 def test_one_bad_file_does_not_stop_the_others(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "text.h5").write_text("not a pair file")
     ran = run("estimate", tmp_path / "missing.h5", pair, tmp_path / "text.h5", pair, "-q")
-    assert (ran.code, ran.out) == (3, "4\n4\n")
+    assert (ran.code, ran.out) == (3, "NA\n4\nNA\n4\n")
     errors = ran.err.splitlines()
     assert len(errors) == 2
     assert errors[0].startswith(f"rankprobe: error: {tmp_path}/missing.h5: no such file")
     assert errors[1].startswith(f"rankprobe: error: {tmp_path}/text.h5: ")
+
+
+def test_quiet_lines_keep_their_place_when_heads_fail(
+    heads: Path,
+    pair: Path,
+    estimator: FakeEstimator,  # noqa: F811
+) -> None:
+    def fail(pairs: Any, *, head: int | None, **options: Any) -> Any:
+        if head == 2:
+            raise DataError("head 2 is odd")
+        return type(estimator).__call__(estimator, pairs, head=head, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rankprobe.estimate", fail)
+        assert run("estimate", heads, pair, "-q").lines == ["4", "4", "NA", "NA", "NA", "NA", "4"]
+        assert run("estimate", "no.h5", heads, "--head", "0,1", "-q").lines == ["NA", "NA", "4", "4"]
+
+
+def test_the_table_of_several_answers_says_why_some_are_not_identified(
+    heads: Path,
+    estimator: FakeEstimator,  # noqa: F811
+) -> None:
+    def mixed(pairs: Any, *, head: int, **options: Any) -> Any:
+        status = Status.LOWER_BOUND if head == 1 else Status.IDENTIFIED
+        estimator.changes = {
+            "status": status,
+            "message": f"about [n, T, d] of head {head}, {'and ' * 60}so on",
+        }
+        return type(estimator).__call__(estimator, pairs, head=head, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rankprobe.estimate", mixed)
+        shown = run("estimate", heads, "--head", "0-2", tty=True, COLUMNS="250", NO_COLOR="1").out
+        estimator.names = ("v-unknown", "v-known")
+        both = run("estimate", heads, "--head", "0-2", "--format", "table").out
+    assert f"{heads}, head 1: lower_bound: about [n, T, d] of head 1, and" in " ".join(shown.split())
+    assert shown.count("about") == 1
+    assert [line for line in both.splitlines() if "about" in line] == [
+        f"{heads}, {name}, head 1: lower_bound: about [n, T, d] of head 1, {'and ' * 60}so on"
+        for name in ("v-unknown", "v-known")
+    ]
 
 
 def test_nothing_usable_is_still_a_document(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ COLUMNS = (
     Column("attention", rank=5),
     Column("causal", rank=8),
     Column("sequences_used", right=True, rank=9),
-    Column("message", rank=10, unless="same"),
+    Column("message", unless="table"),
 )
 """Columns of table and TSV; a row is one estimator's answer on one head."""
 
@@ -48,6 +48,24 @@ def rows(record: Record) -> Iterator[Record]:
             "estimator": name,
             "interval": answer["rank_interval"],
         }
+
+
+def label(file: str, head: int | None) -> str:
+    """The head as messages name it."""
+    return file if head is None else f"{file}, head {head}"
+
+
+def reason(record: Record) -> str:
+    """Why the answer of ``record`` is what it is, in one line."""
+    return f"{label(record['file'], record['head'])}: {record['status']}: {record['message']}"
+
+
+def notes(record: Record) -> Iterator[str]:
+    """What a table of several answers says beneath: the reason of each that is not identified."""
+    for name, answer in record["estimates"].items():
+        if answer["status"] != "identified":
+            who = f"{record['file']}, {name}" if len(record["estimates"]) > 1 else record["file"]
+            yield reason({**answer, "file": who, "head": record["head"]})
 
 
 def panel(record: Record) -> RenderableType:

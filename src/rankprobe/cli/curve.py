@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankprobe.cli.answer import label
 from rankprobe.cli.output import Column, Record, short
 from rankprobe.errors import DataError, UsageError
 
@@ -27,7 +28,7 @@ COLUMNS = (
     Column("decided", rank=4),
     Column("rank_at_tolerance", right=True, rank=5, unless="empty"),
     Column("status", rank=6),
-    Column("message", rank=7, unless="same"),
+    Column("message", unless="table"),
 )
 """Columns of table and TSV with a curve; a row is one rank of one estimator's curve on one head."""
 
@@ -87,10 +88,7 @@ def save_figure(path: str, records: Sequence[Record], *, force: bool) -> bool:
     drawn = [record for record in records if record["curve"] is not None]
     if not drawn:
         return False
-    names = [
-        record["file"] if record["head"] is None else f"{record['file']}, head {record['head']}"
-        for record in drawn
-    ]
+    names = [label(record["file"], record["head"]) for record in drawn]
     with replacing(path, force=force) as temporary:
         save_curve(drawn, temporary, Path(path).suffix[1:].lower(), names if len(drawn) > 1 else None)
     return True

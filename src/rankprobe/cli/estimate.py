@@ -221,18 +221,24 @@ def estimate(
     if plot is not None:
         view.check_figure(plot, force=force)
 
+    from rankprobe.estimators.result import Status
+
     codes: list[ExitCode] = []
     run: str | None = None
-    drawn: list[dict[str, Any]] = []
+    drawn: list[Record] = []
     sink = _sink(env, format_, quiet, curve=options["curve"], tolerance=tolerance)
     with sink, _threads(threads) as used:
         for file in files:
-            records: list[dict[str, Any]] = []
-            with _reported(env, codes):
-                for record in _estimate_file(env, file, opening, wanted, options, used):
-                    records.append(record)
-                    codes.append(_usable(record))
-                    sink.add(record)
+            records: list[Record] = []
+            for record in _estimate_file(env, file, opening, wanted, options, used, codes):
+                sink.add(record)
+                if record is None:
+                    continue
+                records.append(record)
+                if not Status(record["status"]).usable:
+                    codes.append(ExitCode.UNUSABLE)
+                    if quiet:
+                        env.note(answer.reason(record))
             drawn += records if plot is not None else []
             if records and (save or output is not None):
                 from rankprobe.data import save_estimates
@@ -255,9 +261,16 @@ def _sink(env: Environment, format_: Format, quiet: bool, *, curve: bool, tolera
     value = None
     if quiet:
         value = "rank" if tolerance is None else "rank_at_tolerance"
-    if curve:
-        return Sink(env, view.COLUMNS, format_=format_, quiet=value, rows=view.rows, panel=view.panel)
-    return Sink(env, answer.COLUMNS, format_=format_, quiet=value, rows=answer.rows, panel=answer.panel)
+    shown = view if curve else answer
+    return Sink(
+        env,
+        shown.COLUMNS,
+        format_=format_,
+        quiet=value,
+        rows=shown.rows,
+        panel=shown.panel,
+        notes=answer.notes,
+    )
 
 
 @contextlib.contextmanager
@@ -316,28 +329,34 @@ def _estimate_file(
     wanted: list[int] | None,
     options: Mapping[str, Any],
     threads: int,
-) -> Iterator[dict[str, Any]]:
-    """One record a head of ``file``."""
+    codes: list[ExitCode],
+) -> Iterator[Record | None]:
+    """One record a head of ``file``; None for each that an error, which is reported, leaves without."""
     import rankprobe
     from rankprobe.data import open_pairs
 
-    stream = None
-    if _is_stdin(file):
-        if env.stdin is None:
-            raise DataError("-: standard input is closed; pipe a pair file or name one")
-        stream = env.stdin.buffer
-    with open_pairs(file, stream=stream, **opening) as pairs:
-        for head in _heads(pairs, wanted, file):
-            label = file if head is None else f"{file}, head {head}"
-            with Meter(env, label) as meter:
-                result = rankprobe.estimate(pairs, head=head, progress=meter, **options)
-            yield {
-                **result.to_dict(),
-                "file": file,
-                "head": head,
-                "command": shlex.join(["rankprobe", *env.argv]),
-                "threads": threads,
-            }
+    left = 1 if wanted is None else len(wanted)
+    with _reported(env, codes):
+        stream = None
+        if _is_stdin(file):
+            if env.stdin is None:
+                raise DataError("-: standard input is closed; pipe a pair file or name one")
+            stream = env.stdin.buffer
+        with open_pairs(file, stream=stream, **opening) as pairs:
+            heads = _heads(pairs, wanted, file)
+            left = len(heads)
+            for head in heads:
+                with Meter(env, answer.label(file, head)) as meter:
+                    result = rankprobe.estimate(pairs, head=head, progress=meter, **options)
+                left -= 1
+                yield {
+                    **result.to_dict(),
+                    "file": file,
+                    "head": head,
+                    "command": shlex.join(["rankprobe", *env.argv]),
+                    "threads": threads,
+                }
+    yield from [None] * left
 
 
 def _heads(pairs: "PairFile", wanted: list[int] | None, file: str) -> list[int] | list[None]:
@@ -360,9 +379,3 @@ def _threads(limit: int | None) -> Iterator[int]:
     controller = ThreadpoolController()
     with controller.limit(limits=limit):
         yield max((pool["num_threads"] for pool in controller.info()), default=1)
-
-
-def _usable(record: Record) -> ExitCode:
-    from rankprobe.estimators.result import Status
-
-    return ExitCode.OK if Status(record["status"]).usable else ExitCode.UNUSABLE

@@ -75,22 +75,21 @@ class Column:
     """One column of the table and of TSV.
 
     ``name`` is the row's key and the TSV header. ``rank`` says what leaves first when a terminal is too
-    narrow (highest first; 0 never leaves). The table leaves out a column whose values are all missing
-    (``unless="empty"``) or all the same (``unless="same"``); TSV always has it.
+    narrow (highest first; 0 never leaves). TSV has every column; the table leaves out one whose values are
+    all missing (``unless="empty"``) or all the same (``"same"``), or that is not for it (``"table"``).
     """
 
     name: str
     show: Callable[[Any], str] = short
     rank: int = 0
     right: bool = False
-    unless: Literal["never", "empty", "same"] = "never"
+    unless: Literal["never", "empty", "same", "table"] = "never"
 
     def tells(self, rows: Iterable[Record]) -> bool:
         """Whether the table of these rows needs the column."""
         values = {str(row.get(self.name)) for row in rows}
-        return not (
-            (self.unless == "same" and len(values) <= 1) or (self.unless == "empty" and values <= {"None"})
-        )
+        idle = {"same": len(values) <= 1, "empty": values <= {"None"}, "table": True}
+        return not idle.get(self.unless, False)
 
 
 class Sink:
@@ -104,6 +103,7 @@ class Sink:
     quiet : the name of the one value printed a line (``-q``), or None. A missing value prints as NA.
     rows : splits a record into the rows of table and TSV (default: the record is the row).
     panel : what a terminal shows below the table when there is one record only.
+    notes : lines on a record below the table otherwise.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Sink:
         quiet: str | None = None,
         rows: Callable[[Record], Iterable[Record]] = lambda record: (record,),
         panel: Callable[[Record], RenderableType] | None = None,
+        notes: Callable[[Record], Iterable[str]] = lambda record: (),
     ) -> None:
         if quiet is not None and format_ != "auto":
             raise UsageError(f"-q and --format {format_} exclude each other; pass one of them")
@@ -123,16 +124,19 @@ class Sink:
         self._quiet = quiet
         self._rows = rows
         self._panel = panel
+        self._notes = notes
         self._format = format_ if format_ != "auto" else "table" if env.stdout_isatty else "tsv"
         self._held: list[Record] = []
         self._headed = False
 
-    def add(self, record: Record) -> None:
-        """Take one record."""
+    def add(self, record: Record | None) -> None:
+        """Take one record; None is one that is missing, and only quiet lines keep its place."""
         if self._quiet is not None:
-            value = record.get(self._quiet)
+            value = (record or {}).get(self._quiet)
             text = "NA" if value is None else value if isinstance(value, str) else full(value)
             self._env.write(text + "\n")
+        elif record is None:
+            return
         elif self._format == "jsonl":
             self._env.write(_json(record) + "\n")
         elif self._format == "tsv":
@@ -183,10 +187,13 @@ class Sink:
             if hidden:
                 note = f"not shown: {', '.join(hidden)} (widen the terminal, or --format tsv)"
                 console.print(textwrap.fill(note, console.width))
+            if room is not None:
+                console.width = room
             if self._panel is not None and len(self._held) == 1 and self._env.stdout_isatty:
-                if room is not None:
-                    console.width = room
                 console.print(self._panel(self._held[0]))
+            else:
+                for line in (line for record in self._held for line in self._notes(record)):
+                    console.print(printable(line), soft_wrap=room is None)
         self._env.write(capture.get())
 
 
