@@ -219,6 +219,13 @@ def test_sixteen_bit_integers_are_never_guessed(store: Callable[..., Path]) -> N
     with open_pairs(path, dtype="integer") as pairs:
         assert np.all(pairs.read(slice(None))[0] == 16256)
         assert pairs.storage_dtype == "float64"
+    with h5py.File(path, "r+") as file:
+        file["X"].attrs["dtype"] = np.bytes_("torch.bfloat16")
+    for dtype in ("integer", None):
+        with pytest.raises(DataError, match=r"::/X: holds the bits of bfloat16.*; pass --dtype bfloat16"):
+            open_pairs(path, dtype=dtype)
+    with open_pairs(path, dtype="bfloat16") as pairs:
+        assert np.all(pairs.read(slice(None))[0] == 1)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", ">i4", "int64", "bool"])

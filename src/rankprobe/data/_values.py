@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from rankprobe.data._attributes import read_attributes
 from rankprobe.errors import DataError
 from rankprobe.precision import nominal
 
@@ -45,9 +46,10 @@ class Stored:
 def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
     """Element type of a dataset that must hold real numbers.
 
-    ``dtype="bfloat16"`` reads two-byte integers as bfloat16 bits, ``dtype="integer"`` takes them for
-    numbers; without either they are refused, since the same two bytes are written for both. Other types
-    are what they are. Opaque two-byte elements are bfloat16: that is how h5py writes it.
+    ``dtype="bfloat16"`` reads two-byte integers as bfloat16 bits, ``dtype="integer"`` takes them for numbers
+    unless their attribute ``dtype`` says bfloat16. Without either they are refused, since the same two bytes
+    are written for both. Other types are what they are; opaque two-byte elements are bfloat16, as h5py
+    writes it.
     """
     kind = dset.id.get_type()
     try:
@@ -67,6 +69,10 @@ def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
             native = np.dtype(raw.newbyteorder("="))
             return Stored(_type_name(raw), native, h5py.h5t.py_create(native))
         return Stored(_type_name(raw), raw, kind)
+    if raw.kind in "ui" and raw.itemsize == 2 and "bfloat16" in str(read_attributes(dset).get("dtype")):
+        raise DataError(
+            f"{label}: holds the bits of bfloat16, as its attribute dtype says; pass --dtype bfloat16"
+        )
     if raw.kind in "ui" and raw.itemsize == 2 and dtype is None:
         raise DataError(
             f"{label}: holds 16-bit integers, which may be the bits of bfloat16; "
