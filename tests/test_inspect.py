@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,26 @@ def test_json_tells_everything(tmp_path: Path) -> None:
     (pair,) = record["pairs"]
     assert pair["command"] == f"rankprobe estimate {path}" and pair["problem"] is None
     assert [pair[name] for name in ("sequences", "tokens", "dim", "value_dim", "heads")] == [6, 4, 5, 3, 2]
+
+
+def test_saved_estimates_are_listed(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.h5", X=X, Y=Y)
+    noted = {"file": "b.h5", "estimator": "v-unknown", "status": "misfit"}
+    for run_name, rank in (("one", 4), ("two", None)):
+        save_estimates(path, [{**noted, "rank": rank, "head": head} for head in (3, None)], run=run_name)
+    (record,) = json.loads(run("inspect", "--format", "json", path).out)["results"]
+    times = [one.pop("saved") for one in record["estimates"]]
+    assert all(abs(datetime.now(UTC) - datetime.fromisoformat(time)) < timedelta(minutes=1) for time in times)
+    assert record["estimates"][1:3] == [
+        {"path": "/estimates/one/000001", **noted, "rank": 4, "head": None},
+        {"path": "/estimates/two/000000", **noted, "rank": None, "head": 3},
+    ]
+    assert [line.split("\t")[1] for line in run("inspect", path).lines if "\testimate\t" in line] == [
+        f"/estimates/{run_name}/00000{number}" for run_name in ("one", "two") for number in (0, 1)
+    ]
+    shown = run("inspect", path, tty=True, NO_COLOR="1", COLUMNS="140").out
+    assert "/estimates/one/000000: rank 4, misfit, v-unknown, b.h5, head 3, 20" in shown
+    assert "/estimates/two/000001: rank –, misfit, v-unknown, b.h5, 20" in shown
 
 
 def test_tsv_has_a_row_for_each_dataset(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankprobe.cli.answer import label
 from rankprobe.cli.environment import ClosedOutputError, Environment
 from rankprobe.cli.exit_codes import ExitCode, worst
 from rankprobe.cli.failures import report
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 def _size(value: Any) -> str:
+    if value is None:
+        return short(None)
     amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
     while amount >= 1024 and len(units) > 1:
         amount /= 1024
@@ -70,7 +73,7 @@ def inspect(
 
     Each row is a dataset: its shape, type, storage and attributes; `role` and `flags` say what it may be
     and how estimate is told so. Names other than X and Y are proposals by name and shape: check them. No
-    values are read.
+    values are read. Estimates that were saved in the file follow, each with its rank, status and time.
 
     \b
     Examples:
@@ -130,6 +133,7 @@ def _record(file: str, found: FileDescription) -> dict[str, Any]:
         "datasets": datasets,
         "groups": [{"group": path, "attributes": attributes} for path, attributes in found.groups],
         "runs": list(found.runs),
+        "estimates": [dataclasses.asdict(one) for one in found.estimates],
         "problems": list(found.problems),
         "truncated": found.truncated,
     }
@@ -153,7 +157,7 @@ def _pair(pair: PairDescription) -> dict[str, Any]:
 
 
 def _rows(record: Record) -> Iterator[Record]:
-    """One row a dataset."""
+    """One row a dataset, and one a saved estimate."""
     for one in record["datasets"]:
         storage = [one["storage"]]
         if one["chunks"] is not None:
@@ -166,6 +170,17 @@ def _rows(record: Record) -> Iterator[Record]:
             "size": one["stored_bytes"],
             "flags": shlex.join(one["flags"]) or None,
         }
+    for one in record["estimates"]:
+        noted = {name: value for name, value in one.items() if name != "path" and value is not None}
+        yield {"file": record["file"], "dataset": one["path"], "role": "estimate", "attributes": noted}
+
+
+def _saved(estimate: Record) -> str:
+    """A saved estimate in one line."""
+    of = None if estimate["file"] is None else label(estimate["file"], estimate["head"])
+    rank = f"rank {short(estimate['rank'])}"
+    facts = (rank, estimate["status"], estimate["estimator"], of, estimate["saved"])
+    return f"{estimate['path']}: {', '.join(str(fact) for fact in facts if fact is not None)}"
 
 
 def _panel(record: Record) -> RenderableType:
@@ -184,7 +199,11 @@ def _panel(record: Record) -> RenderableType:
     if not record["pairs"]:
         lines += ["", "no pair is in sight; name one with --x and --y"]
     problems = [f"{one['dataset']}: {one['problem']}" for one in record["datasets"] if one["problem"]]
-    for more in (problems + record["problems"], [f"results in {run}" for run in record["runs"]]):
+    saved = [_saved(one) for one in record["estimates"]]
+    if len(saved) > 16:
+        saved[16:] = [f"and {len(saved) - 16} more estimates: --format json lists all"]
+    others = [f"results in {run}" for run in record["runs"] if not run.startswith("/estimates/")]
+    for more in (problems + record["problems"], saved + others):
         lines += ["", *more] if more else []
     if record["truncated"]:
         lines += ["", "the file holds more than is listed here"]

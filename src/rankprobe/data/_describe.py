@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,8 +59,21 @@ class PairDescription:
 
 
 @dataclass(frozen=True)
+class SavedEstimate:
+    """A result under ``/estimates``: what it is of, what it says, and when it was saved (ISO 8601, UTC)."""
+
+    path: str
+    file: str | None
+    head: int | None
+    estimator: str | None
+    rank: int | None
+    status: str | None
+    saved: str | None
+
+
+@dataclass(frozen=True)
 class FileDescription:
-    """All of it. ``runs`` are the groups of saved results, which are not listed further; ``problems`` are
+    """All of it. ``runs`` are the groups of saved results, whose datasets are not listed; ``problems`` are
     links that are not followed and objects that cannot be opened."""
 
     path: str
@@ -70,6 +83,7 @@ class FileDescription:
     groups: tuple[tuple[str, dict[str, Any]], ...]
     pairs: tuple[PairDescription, ...]
     runs: tuple[str, ...]
+    estimates: tuple[SavedEstimate, ...]
     problems: tuple[str, ...]
     truncated: bool
     """Whether the file holds more objects or pairs than are listed."""
@@ -94,6 +108,7 @@ def describe(
         proposals = propose(label, candidates, noted_length(file, label))
         pairs = [_pair(way, real, label, allow_external) for way in proposals[:_MAX_PAIRS]]
         roles = _roles([pair.proposal for pair in pairs])
+        runs = tuple(_runs(file, label)) if prefix == "/" else ()
         return FileDescription(
             path=label,
             size=Path(real).stat().st_size,
@@ -109,7 +124,8 @@ def describe(
                 if isinstance(obj, h5py.Group) and at != prefix
             ),
             pairs=tuple(pairs),
-            runs=tuple(_runs(file, label)) if prefix == "/" else (),
+            runs=runs,
+            estimates=tuple(_estimates(file, label, runs)),
             problems=tuple(str(obj) for _, obj in objects if isinstance(obj, DataError)),
             truncated=len(objects) >= _MAX_LISTED or len(proposals) > _MAX_PAIRS,
         )
@@ -123,6 +139,17 @@ def _runs(file: Any, label: str) -> Iterator[str]:
                 yield from sorted(join(path, name) for name in children(found.obj, label))
         except DataError:
             continue  # a file whose results are damaged still holds its pairs
+
+
+def _estimates(file: Any, label: str, runs: tuple[str, ...]) -> Iterator[SavedEstimate]:
+    for run in runs:
+        if not run.startswith("/estimates/"):
+            continue
+        for path, obj in walk(file, run, label, _MAX_LISTED):
+            if isinstance(obj, h5py.Group) and path != run:
+                noted = read_attributes(obj)
+                values = (noted.get(each.name) for each in fields(SavedEstimate)[1:])
+                yield SavedEstimate(path, *values)
 
 
 def _candidates(objects: list[tuple[str, Any]]) -> Iterator[Item]:

@@ -110,9 +110,9 @@ def _members(group: Any, label: str) -> list[str]:
 def _append(file: Any, records: Sequence[Mapping[str, Any]], run: str | None, label: str) -> str:
     try:
         home = file.require_group("estimates")
-        name = run
+        name, now = run, datetime.now(UTC)
         if name is None:
-            stamp = name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            stamp = name = now.strftime("%Y%m%dT%H%M%SZ")
             number = 1
             while name in home:
                 number += 1
@@ -120,6 +120,7 @@ def _append(file: Any, records: Sequence[Mapping[str, Any]], run: str | None, la
         group = home.require_group(name)
         for number, record in enumerate(records, len(group)):
             _store(group.create_group(f"{number:06d}"), record)
+            group[f"{number:06d}"].attrs["saved"] = now.isoformat(timespec="seconds")
     except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"{label}: results cannot be added ({detail(error)}), the file is as it was; save with -o OTHER"
