@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -50,6 +51,17 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "link.h5").symlink_to("real.h5")
     write_pairs(tmp_path / "link.h5", iter([(ONES, ONES)]), **SIZES, force=True)
     assert (tmp_path / "link.h5").is_symlink() and (tmp_path / "real.h5").stat().st_size > 0
+
+
+def test_what_a_killed_process_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    long_ago = time.time() - 2 * 86_400
+    for name in (".p[1].h5.abcd_123.tmp", ".p[1].h5.young_12.tmp", ".q.h5.abcd_123.tmp", ".p[1].h5.mine.tmp"):
+        (tmp_path / name).touch()
+        if "young" not in name:
+            os.utime(tmp_path / name, (long_ago, long_ago))
+    write_pairs(tmp_path / "p[1].h5", iter([(ONES, ONES)]), **SIZES)
+    left = {".p[1].h5.young_12.tmp", ".q.h5.abcd_123.tmp", ".p[1].h5.mine.tmp", "p[1].h5"}
+    assert set(names(tmp_path)) == left
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankprobe.errors import DataError
+
+_DAY = 86_400.0
+"""Seconds."""
 
 
 def reason(error: BaseException) -> str:
@@ -22,8 +27,9 @@ def reason(error: BaseException) -> str:
 def replacing(path: str, *, force: bool = False) -> Iterator[str]:
     """Path of an empty temporary file in the same folder, which becomes ``path`` at the end.
 
-    An error or an interrupt removes it and leaves ``path`` as it was. A symbolic link stays one: its
-    target is replaced. Permission bits are those of the file replaced, or the usual ones.
+    An error or an interrupt removes it and leaves ``path`` as it was; what a killed process left is removed
+    by the first write to ``path`` a day later. A symbolic link stays one: its target is replaced. Permission
+    bits are those of the file replaced, or the usual ones.
 
     Raises
     ------
@@ -33,6 +39,7 @@ def replacing(path: str, *, force: bool = False) -> Iterator[str]:
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target, path, force)
+    _clear(target)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     except OSError as error:
@@ -55,6 +62,14 @@ def replacing(path: str, *, force: bool = False) -> Iterator[str]:
     finally:
         with suppress(FileNotFoundError):
             Path(name).unlink()
+
+
+def _clear(target: Path) -> None:
+    """Remove temporary files of ``target`` that nothing has written to for a day: their process is gone."""
+    with suppress(OSError):
+        for left in target.parent.glob(f".{glob.escape(target.name)}.{'?' * 8}.tmp"):
+            if time.time() - left.lstat().st_mtime > _DAY:
+                left.unlink()
 
 
 def _mode(target: Path, path: str, force: bool) -> int:
