@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankprobe.data._atomic import replacing
     from rankprobe.data._describe import DatasetDescription, FileDescription, PairDescription, describe
+    from rankprobe.data._kept import keep_records, read_records
     from rankprobe.data._pairs import PairFile, open_pairs
     from rankprobe.data._paths import split_path
     from rankprobe.data._results import read_estimates, save_estimates
@@ -22,9 +23,11 @@ _HOMES = {
     "FileDescription": "_describe",
     "PairDescription": "_describe",
     "describe": "_describe",
+    "keep_records": "_kept",
     "PairFile": "_pairs",
     "open_pairs": "_pairs",
     "read_estimates": "_results",
+    "read_records": "_kept",
     "replacing": "_atomic",
     "save_estimates": "_results",
     "split_path": "_paths",
@@ -37,8 +40,10 @@ __all__ = [
     "PairDescription",
     "PairFile",
     "describe",
+    "keep_records",
     "open_pairs",
     "read_estimates",
+    "read_records",
     "replacing",
     "save_estimates",
     "split_path",

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rankprobe.training.data import prepare
     from rankprobe.training.ladder import climb
     from rankprobe.training.optimize import Schedule
-    from rankprobe.training.recovery import recover
     from rankprobe.training.rank_sweep import sweep
+    from rankprobe.training.recovery import recover
 
 __all__ = ["Schedule", "climb", "prepare", "recover", "require_torch", "sweep"]
 

@@ -72,16 +72,14 @@ class Checkpoint:
     def finish(self, group: dict[str, Any]) -> None:
         """The running group is done."""
         self.finished.append(group)
+        if time.monotonic() - self._written > INTERVAL:
+            self.write()
 
     def write(self) -> None:
-        if self.path is None:
+        """Put down what there is."""
+        if self.path is None or not (self.finished or self.running):
             return
         held = {"task": self.task, "finished": self.finished, "running": self.running}
         with replacing(self.path, force=True) as temporary:
             torch.save(held, temporary)
         self._written = time.monotonic()
-
-    def remove(self) -> None:
-        """The training is complete and its results are out."""
-        if self.path is not None:
-            Path(self.path).unlink(missing_ok=True)

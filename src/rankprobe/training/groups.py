@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import rankprobe
 from rankprobe.errors import UsageError
 from rankprobe.estimators.model import Model
 from rankprobe.training.checkpoint import Checkpoint
@@ -60,7 +62,8 @@ def train(
     whiten: bool = False,
     device: str = "cpu",
     together: int | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: str | None = None,
+    restart: bool = False,
     progress: Progress | None = None,
 ) -> list[Trained]:
     """Train every member on the same pairs.
@@ -70,14 +73,27 @@ def train(
     whiten : students see whitened tokens instead of the tokens as they are (the paper's way).
     together : members that share a pass (default: one on a CPU, where company saves nothing and each stops on
         its own plateau; all elsewhere). The result does not depend on it but for rounding and that plateau.
+    checkpoint : file that keeps finished students and the state of the one at work: every half minute, and at
+        an interrupt. The same call goes on from it (``restart``: begins anew); whoever has the results may
+        remove it.
     progress : called as ``progress(done, total, text)`` in steps.
-
-    An interrupt writes the checkpoint before it goes on its way.
     """
     if not members:
         raise UsageError("there are no students to train; name at least one rank and one seed")
     device = checked_device(device)
-    checkpoint = checkpoint or Checkpoint(None, {})
+    left = Checkpoint.open(
+        checkpoint,
+        {
+            "data": [*pairs.sample.X.shape, *pairs.sample.Y.shape, float(np.sum(np.abs(pairs.sample.Y)))],
+            "map": [pairs.kind, pairs.causal, pairs.quotient.bias, pairs.scale],
+            "student": architecture.name,
+            "members": [dataclasses.astuple(member) for member in members],
+            "schedule": dataclasses.astuple(schedule),
+            "whiten": whiten,
+            "version": rankprobe.__version__,
+        },
+        restart=restart,
+    )
     model = pairs.coordinates(whiten)
     blocks = tensors(model, pairs.sample, device, schedule.dtype)
     held = [] if pairs.heldout is None else tensors(model, pairs.heldout, device, schedule.dtype)
@@ -86,23 +102,23 @@ def train(
     size = 1 if alone else together or len(members)
     groups = [members[start : start + size] for start in range(0, len(members), size)]
     try:
-        for number in range(len(checkpoint.finished), len(groups)):
+        for number in range(len(left.finished), len(groups)):
             students = Students(architecture, groups[number], blocks[0], pairs.scale, device, schedule.dtype)
             training = Training(students, blocks, schedule)
             spent = 0.0
-            state = checkpoint.resumed()
+            state = left.resumed()
             if state is not None:
                 training.restore(state)
                 spent = state["seconds"]
             began = time.perf_counter() - spent
             while not training.done:
                 losses = training.advance()
-                checkpoint.keep({**training.state(), "seconds": time.perf_counter() - began})
+                left.keep({**training.state(), "seconds": time.perf_counter() - began})
                 if progress is not None:
                     done = number * schedule.steps + training.step
                     progress(done, len(groups) * schedule.steps, _text(training, losses))
             training.best()
-            checkpoint.finish(
+            left.finish(
                 {
                     "kernels": students.kernels().double().cpu(),
                     "values": students.parameters["V"].detach().double().cpu(),
@@ -115,11 +131,11 @@ def train(
                 }
             )
     except KeyboardInterrupt:
-        checkpoint.write()
+        left.write()
         raise
     return [
         _member(group, index, member, model)
-        for group, some in zip(checkpoint.finished, groups, strict=True)
+        for group, some in zip(left.finished, groups, strict=True)
         for index, member in enumerate(some)
     ]
 

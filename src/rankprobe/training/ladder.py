@@ -11,8 +11,8 @@ from rankprobe.errors import UsageError
 from rankprobe.training.data import Pairs
 from rankprobe.training.groups import Progress, Trained, train
 from rankprobe.training.optimize import Schedule
-from rankprobe.training.students import RUNGS, Architecture, Member
 from rankprobe.training.rank_sweep import NEGLIGIBLE, REACHED, risk
+from rankprobe.training.students import RUNGS, Architecture, Member
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,19 @@ class Schedule:
     patience: int = 250
     gain: float = 1e-5
 
+    @classmethod
+    def of(
+        cls, optimizer: OptimizerName, steps: int | None, patience: int | None, *, adam_steps: int
+    ) -> Schedule:
+        """The schedule asked for; None is ``adam_steps`` of Adam, or as much as L-BFGS needs for the same."""
+        usual = {"adam": (adam_steps, 250), "lbfgs": (400, 30)}
+        steps_usual, patience_usual = usual.get(optimizer, usual["adam"])
+        return cls(
+            optimizer,
+            steps_usual if steps is None else steps,
+            patience=patience_usual if patience is None else patience,
+        )
+
     def __post_init__(self) -> None:
         if self.optimizer not in CHUNK:
             raise UsageError(f"there is no optimizer {self.optimizer!r}; choose {' or '.join(CHUNK)}")

@@ -13,7 +13,6 @@ from rankprobe import spectra
 from rankprobe.decision.excess import Errors
 from rankprobe.errors import UsageError
 from rankprobe.tokens import second_moment
-from rankprobe.training.checkpoint import Checkpoint
 from rankprobe.training.data import Pairs
 from rankprobe.training.groups import Progress, Trained, checked_device, train
 from rankprobe.training.measure import spectrum
@@ -101,7 +100,8 @@ def sweep(
     whiten: bool = False,
     device: str = "cpu",
     estimate: Mapping[str, Any] | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: str | None = None,
+    restart: bool = False,
     progress: Progress | None = None,
 ) -> Sweep:
     """Train a student of every rank in ``ranks`` (best of ``seeds``), and find where the floor is reached.
@@ -130,6 +130,7 @@ def sweep(
         whiten=whiten,
         device=device,
         checkpoint=checkpoint,
+        restart=restart,
         progress=progress,
     )
     by_rank = [[one for one in trained if one.member.rank == rank] for rank in wanted]

@@ -13,7 +13,6 @@ import numpy as np
 
 from rankprobe.errors import UsageError
 from rankprobe.estimators.result import Status
-from rankprobe.training.checkpoint import Checkpoint
 from rankprobe.training.data import Pairs
 from rankprobe.training.groups import Progress, Trained, checked_device, train
 from rankprobe.training.measure import Learned, learned
@@ -127,7 +126,8 @@ def recover(
     device: str = "cpu",
     estimate: Mapping[str, Any] | None = None,
     curve: bool = False,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: str | None = None,
+    restart: bool = False,
     progress: Progress | None = None,
 ) -> Recovery:
     """Train students wider than needed from small weights, and measure the kernel they find.
@@ -141,7 +141,7 @@ def recover(
     whiten : train in whitened tokens, where trained heads converge far sooner; the paper does not.
     device : of torch; ``auto`` takes an accelerator where there is one.
     estimate : a saved estimate (``Result.to_dict()``); made here when None, with its curve if ``curve``.
-    progress : called as ``progress(done, total, text)``.
+    checkpoint, restart, progress : see :func:`~rankprobe.training.groups.train`.
 
     Raises
     ------
@@ -182,6 +182,7 @@ def recover(
         whiten=whiten,
         device=device,
         checkpoint=checkpoint,
+        restart=restart,
         progress=progress,
     )
     floor, floor_from = _floor(pairs, estimate)
