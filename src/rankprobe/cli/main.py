@@ -24,8 +24,10 @@ from rankprobe.cli.exit_codes import ExitCode
 from rankprobe.cli.failures import report, report_usage
 from rankprobe.cli.options import environment
 
-COMMANDS = ("estimate", "generate", "inspect", "schema")
-"""Each is a function in a module of its name."""
+COMMANDS = (
+    "estimate", "generate", "inspect", "train-recover", "sweep", "ladder", "compare", "schema",
+)  # fmt: skip
+"""Each is a function in a module of its name, with _ for -."""
 
 
 def _version(context: typer.Context, value: bool) -> None:
@@ -62,7 +64,8 @@ def application(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
-        app.command(name)(getattr(import_module(f"rankprobe.cli.{name}"), name))
+        module = name.replace("-", "_")
+        app.command(name)(getattr(import_module(f"rankprobe.cli.{module}"), module))
     return app
 
 

@@ -26,7 +26,7 @@ from rankprobe.errors import DataError
 def keep_records(
     path: str | os.PathLike[str], home: str, records: Sequence[Mapping[str, Any]], *, run: str | None = None
 ) -> str:
-    """Append ``records`` under ``/<home>/<run>`` of ``path``; return the run's name (default: the time in UTC).
+    """Append ``records`` under ``/<home>/<run>`` of ``path`` and return the run's name (default: the time).
 
     A file that does not exist is made. Whenever the process dies, ``path`` is the old file or the new one.
 
@@ -60,7 +60,7 @@ def read_records(path: str | os.PathLike[str], home: str) -> list[dict[str, Any]
             group = locate(file, join(home, run), label)
             numbers = [] if group is None else _members(group.obj, f"{label}::{group.path}")
             for number in numbers:
-                at = join(join(home, run), join(number, "json"))
+                at = join(home, run, number, "json")
                 stored = locate(file, at, label)
                 try:
                     if stored is None or not isinstance(stored.obj, h5py.Dataset):
