@@ -99,7 +99,7 @@ def test_members_of_a_stack_do_not_feel_each_other() -> None:
 def test_a_linear_student_of_one_rank_less_leaves_the_tail_of_the_spectrum() -> None:
     # Y = A X V with Gaussian tokens: the best operator of rank r leaves ‖V‖² Σ_{j>r} λ_j², λ = 2, 1.5, 1.
     teacher = make_teacher("fixed_operator", 3, 12, 8)
-    found = sweep(pairs_of("fixed_operator", 3, 600, 12, 8), range(1, 5), Schedule(steps=400))
+    found = sweep(pairs_of("fixed_operator", 3, 500, 12, 8), range(1, 5), Schedule(steps=300))
     size = float(np.linalg.norm(teacher.V)) ** 2
     assert found.points[0].excess == pytest.approx(3.25 * size, rel=0.1)
     assert found.points[1].excess == pytest.approx(1.0 * size, rel=0.1)
@@ -114,8 +114,8 @@ def test_a_linear_student_of_one_rank_less_leaves_the_tail_of_the_spectrum() -> 
 
 @pytest.mark.parametrize("kind", ["linear_qk", "softmax_qk"])
 def test_training_recovers_what_the_estimate_says(kind: str) -> None:
-    pairs = pairs_of(kind, 2, 500, 12, 10, kernel="asymmetric", seed=2)
-    found = recover(pairs, Schedule(steps=600), seeds=(0, 1))
+    pairs = pairs_of(kind, 2, 400, 10, 8, kernel="asymmetric", seed=2)
+    found = recover(pairs, Schedule(steps=400), seeds=(0, 1))
     assert found.verdict == "agrees"
     assert found.rank == 2
     assert [student.kernel.rank for student in found.students] == [2, 2]
@@ -178,7 +178,7 @@ def test_a_plateau_ends_the_training() -> None:
 
 def test_the_ladder_breaks_where_positions_are_lost() -> None:
     teacher = make_teacher("fixed_operator", 2, 8, 6)
-    found = climb(pairs_of("fixed_operator", 2, 300, 8, 6), 2, Schedule(steps=300))
+    found = climb(pairs_of("fixed_operator", 2, 200, 8, 6), 2, Schedule(steps=250))
     assert found.breaks == "B1"
     assert [rung.rung for rung in found.rungs] == ["B0", "B1", "B1c", "B2", "B3"]
     assert [rung.solves for rung in found.rungs] == [True, False, False, False, False]

@@ -25,7 +25,8 @@ from rankprobe.cli.failures import report, report_usage
 from rankprobe.cli.options import environment
 
 COMMANDS = (
-    "estimate", "generate", "inspect", "train-recover", "sweep", "ladder", "compare", "schema",
+    "estimate", "generate", "inspect", "train-recover", "sweep", "ladder", "reproduce", "compare",
+    "schema",
 )  # fmt: skip
 """Each is a function in a module of its name, with _ for -."""
 
