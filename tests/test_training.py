@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,17 @@ def test_a_linear_student_of_one_rank_less_leaves_the_tail_of_the_spectrum() -> 
     for point in found.points[:2]:
         assert point.deficiency_bound is not None
         assert 0 < point.deficiency_bound < point.excess
+
+
+def test_where_the_noise_is_not_known_the_largest_rank_is_no_transition() -> None:
+    pairs = dataclasses.replace(pairs_of("softmax_qk", 2, 150, 8, 6), sigma=None)
+    schedule = Schedule("lbfgs", 60)
+    enough = sweep(pairs, [1, 2, 3], schedule)
+    assert enough.rank == 2 and enough.floor_from == "largest rank"
+    assert enough.floor == pytest.approx(0.05**2 * 8 * 6, rel=0.1)
+    for ranks in ([1, 2], [1]):
+        few = sweep(pairs, ranks, schedule)
+        assert few.rank is None and "gains over those below" in few.message
 
 
 @pytest.mark.parametrize("kind", ["linear_qk", "softmax_qk"])

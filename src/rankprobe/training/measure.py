@@ -15,6 +15,9 @@ from rankprobe.solver import FittedValueMap, Kernel, Settings, fit
 from rankprobe.training.data import Pairs
 from rankprobe.training.groups import Trained
 
+MOMENTS = 48
+"""Observations per unknown on which the noise around a kernel is simulated."""
+
 
 @dataclass(frozen=True)
 class Learned:
@@ -84,17 +87,28 @@ def _gauge(model: Model, W: np.ndarray) -> float:
 
 
 def _edge(pairs: Pairs, student: Trained, seed: int) -> tuple[float | None, int | None, int | None]:
-    """Noise edge, rank and its upper end, with the noise simulated at the learned kernel."""
+    """Noise edge, rank and its upper end, with the noise simulated at the learned kernel.
+
+    Noise in a kernel falls with the square root of the sequences and depends on them through moments alone, so
+    it is simulated on as many as give those, with σ scaled to what all of them would leave.
+    """
     quotient, model = pairs.quotient, student.model
-    if max(quotient.query.dimension, quotient.key.dimension) > FULL_LIMIT:
+    p_q, p_k = quotient.query.dimension, quotient.key.dimension
+    if max(p_q, p_k) > FULL_LIMIT:
         return None, None, None
+    width = int(pairs.sample.Y.shape[2])
+    unknowns = p_q * p_k + quotient.value.dimension * width
+    count = math.ceil(MOMENTS * unknowns / (pairs.tokens() * width))
+    sample = pairs.sample.part(0, min(count, pairs.sample.sequences))
     # From the coordinates trained in to the whitened ones, where the noise is simulated.
     tokens = model.query.whiten @ student.kernel @ model.key.whiten.T
     matrix = pairs.scale * quotient.query.dual().T @ tokens @ quotient.key.dual()
     rng = np.random.default_rng(seed)
     start = Kernel.of(matrix, min(matrix.shape))
-    at = fit(quotient.problem(pairs.sample), start, FittedValueMap(), rng, Settings(ridge=1e-8, outer=0))
+    at = fit(quotient.problem(sample), start, FittedValueMap(), rng, Settings(ridge=1e-8, outer=0))
     found = NoiseEdge(at, rng)
+    free = max(pairs.sample.rows * width - unknowns, 1)
+    found.sigma = math.sqrt(float(np.sum(student.seen)) / free * sample.rows / pairs.sample.rows)
     verdict = found.decide()
     limit = found.quantile(verdict.rank, lambda matrix: _in_tokens(quotient, matrix))
     return limit / pairs.scale * _gauge(quotient, at.lin.W), verdict.rank, verdict.upper

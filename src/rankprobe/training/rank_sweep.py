@@ -19,6 +19,9 @@ from rankprobe.training.measure import spectrum
 from rankprobe.training.optimize import Schedule
 from rankprobe.training.students import STUDENT_OF, Member
 
+LARGEST = "largest rank"
+"""Where the floor is from when the noise is not known: what the students of largest rank leave."""
+
 REACHED = 0.01
 """Excess, as a share of the noise floor, within which a student counts as having reached it."""
 
@@ -135,7 +138,7 @@ def sweep(
     )
     by_rank = [[one for one in trained if one.member.rank == rank] for rank in wanted]
     best = [min(students, key=risk) for students in by_rank]
-    floor, floor_from = risk(best[-1]), "largest rank"
+    floor, floor_from = risk(best[-1]), LARGEST
     if pairs.sigma is not None:
         floor, floor_from = pairs.floor(pairs.sigma), "file"
     reached = REACHED * floor + NEGLIGIBLE * pairs.variation()
@@ -221,6 +224,12 @@ def _transition(points: Sequence[SweepPoint], reached: float, floor_from: str) -
     if first == len(points):
         last = points[-1]
         return None, f"no rank reaches the noise: at {last.rank} the excess is still {last.excess:.4g}"
+    if floor_from == LARGEST and first == len(points) - 1:
+        # What the largest rank leaves is a floor only if the rank below it leaves no more.
+        return (
+            None,
+            f"the noise is not known, and rank {points[-1].rank}, the largest, gains over those below",
+        )
     at = points[first]
     after = f"{at.excess:.4g} at rank {at.rank}, within {reached:.4g} of the floor"
     if first == 0:

@@ -274,7 +274,8 @@ def _verdict(
         reached = CONVERGED * (floor or 0.0) + NEGLIGIBLE * pairs.variation()
         worst = max(one.loss for one in students)
         ranks = sorted({one.rank for one in counted if one.rank is not None})
-        found = f"the students' kernels have {_listed(ranks)} directions above their noise, {told}"
+        many = "direction" if ranks == [1] else "directions"
+        found = f"the students' kernels have {_listed(ranks)} {many} above their noise, {told}"
         if worst > reached:
             return (
                 Verdict.NOT_CONVERGED,
@@ -282,6 +283,8 @@ def _verdict(
                 "more --steps, or --optimizer lbfgs",
             )
         agree = all((one.rank or 0) <= high and (one.rank_upper or 0) >= low for one in counted)
+        if not agree and any(one.stopped == "steps" for one in students):
+            found += "; not all students came to rest: more --steps"
         return (Verdict.AGREES if agree else Verdict.DIFFERS), found
     losses = [one.loss if one.loss_heldout is None else one.loss_heldout for one in students]
     if loss_at_rank is None or loss_at_rank <= 0:
