@@ -89,8 +89,8 @@ def _gauge(model: Model, W: np.ndarray) -> float:
 def _edge(pairs: Pairs, student: Trained, seed: int) -> tuple[float | None, int | None, int | None]:
     """Noise edge, rank and its upper end, with the noise simulated at the learned kernel.
 
-    Noise in a kernel falls with the square root of the sequences and depends on them through moments alone, so
-    it is simulated on as many as give those, with σ scaled to what all of them would leave.
+    Noise in a kernel falls with the square root of the sequences and depends on their moments alone, so
+    it is simulated on as many as give those, with σ scaled to what all of them leave.
     """
     quotient, model = pairs.quotient, student.model
     p_q, p_k = quotient.query.dimension, quotient.key.dimension
