@@ -65,8 +65,8 @@ def notes(done: Sequence[tuple[Cell, Result]]) -> list[str]:
     total = mean([result["variation"] for _, result in done])
     least = mean([_alike(cell) for cell, _ in done])
     return [
-        f"On our draws doing nothing leaves {total:.2f}, and the {ALIKE} is {least:.2f} (A* less its parts along "
-        "I and 11ᵀ); the paper's B1 to B2 are what students leave that have not found the part along I."
+        f"On our draws doing nothing leaves {total:.2f}, and the {ALIKE} is {least:.2f}: A* less its parts "
+        "along I and 11ᵀ. The paper's B1 to B2 are what students leave that have not found the part along I."
     ]
 
 
