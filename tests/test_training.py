@@ -143,6 +143,23 @@ def test_training_recovers_what_the_estimate_says(kind: str) -> None:
     assert plain["estimate"]["rank"] == 2
 
 
+def test_where_directions_cannot_be_counted_losses_at_equal_rank_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankprobe.training.measure.FULL_LIMIT", 1)
+    pairs = pairs_of("softmax_qk", 3, 200, 8, 8)
+    found = recover(pairs, Schedule("lbfgs", 80), rank=2, curve=True)
+    assert found.verdict == "agrees" and "at equal rank" in found.message
+    assert found.rank is None and found.students[0].kernel.noise_edge is None
+    assert found.loss_at_rank == pytest.approx(found.students[0].loss, rel=0.1)
+    far = recover(pairs, Schedule(steps=25), rank=2, estimate=found.estimate)
+    assert far.verdict == "differs"
+    blind = recover(pairs, Schedule(steps=25), estimate={**(found.estimate or {}), "curve": None})
+    assert blind.verdict == "no_estimate" and "--curve" in blind.message
+    unusable = {"status": "misfit", "message": "soft caps", "noise_sigma": None}
+    assert "misfit: soft caps" in recover(pairs, Schedule(steps=25), estimate=unusable).message
+
+
 def test_training_that_is_too_short_is_not_compared() -> None:
     found = recover(pairs_of("softmax_qk", 2, 200, 8, 8), Schedule(steps=25))
     assert found.verdict == "not_converged" and "--optimizer lbfgs" in found.message
