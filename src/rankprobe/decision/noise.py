@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.solver import Fit
+from rankprobe.solver.problem import contract
+
+UNEVEN = 2.0
+"""Spread of the residual's variances over columns, in units of what even noise gives, that is evened."""
+
+LEAST_SHARE = 1e-4
+"""Variance below this share of the mean is not told from zero: rounding, columns that hold nothing."""
 
 
 def degrees_of_freedom(fit: Fit) -> int:
@@ -34,6 +42,31 @@ def noise_like(fit: Fit, sigma: float, rng: np.random.Generator) -> list[Array]:
         part = xp.asarray(values, dtype=block.outputs.dtype, device=block.outputs.device)
         noise.append(part if block.padding is None else xp.where(block.padding[:, :, None], part, 0.0 * part))
     return noise
+
+
+def evened(fit: Fit) -> Array | None:
+    """[d_v, d_v] that turns the columns of Y so that their noise is alike and uncorrelated, or None.
+
+    Least squares counts every column alike. Where noise is much larger in some combination of columns than in
+    another (heads mixed by an output projection, outputs scaled by hand), it hides in the one what the other
+    shows. None where the residual is as even as that of even noise is by chance. The mean variance is kept.
+    """
+    problem = fit.lin.problem
+    xp = array_namespace(problem.outputs)
+    width = int(problem.outputs.shape[2])
+    free = problem.rows - degrees_of_freedom(fit) / width
+    if width < 2 or free < 2 * width:
+        return None
+    parts = [xp.astype(block.residual, xp.float64) for block in fit.lin.blocks]
+    covariance = reduce(lambda a, b: a + b, map(contract, parts, parts)) / free
+    eigenvalues, vectors = xp.linalg.eigh(covariance)
+    mean = float(xp.mean(eigenvalues))
+    spread = float(eigenvalues[-1]) / max(float(eigenvalues[0]), 1e-300)
+    # Eigenvalues of a sample covariance of even noise spread as (1 ± √(d_v / N))².
+    chance = ((1 + math.sqrt(width / free)) / (1 - math.sqrt(width / free))) ** 2
+    if mean <= 0.0 or spread < UNEVEN * chance:
+        return None
+    return (vectors * xp.sqrt(mean / xp.clip(eigenvalues, LEAST_SHARE * mean, None))) @ vectors.T
 
 
 def standard_score(value: float, draws: Sequence[float]) -> float:

@@ -90,7 +90,7 @@ def trace(task: Task, outcome: Inversion) -> Curve:
         for r in range(top + 1)
     )
     largest = path[top]
-    spectrum = outcome.model.in_tokens(largest.kernel).values * unit_of(task, outcome.model, largest.W)
+    spectrum = outcome.model.in_tokens(largest.kernel).values * unit_of(task, refits.model, largest.W)
     return Curve(
         points,
         floor,
@@ -125,8 +125,10 @@ class _Refits:
     """Refits at all ranks 0 … ``top`` of one decided kernel."""
 
     def __init__(self, task: Task, outcome: Inversion, decided: Kernel, top: int) -> None:
-        self.task, self.model, self.decided, self.top = task, outcome.model, decided, top
-        self.values: ValueMap = values_of(task, outcome.model)
+        self.task, self.decided, self.top = task, decided, top
+        # Excess risk counts the columns of Y as they are.
+        self.model = replace(outcome.model, even=None)
+        self.values: ValueMap = values_of(task, self.model)
         self.settings = WIDE if outcome.parametrization == "factored" else NARROW
         self.rng = np.random.default_rng(task.sampler.seed)
 

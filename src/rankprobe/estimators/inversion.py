@@ -13,7 +13,7 @@ from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.edge import NoiseEdge
 from rankprobe.decision.ladder import Ladder
-from rankprobe.decision.noise import degrees_of_freedom, noise_sigma
+from rankprobe.decision.noise import degrees_of_freedom, evened, noise_sigma
 from rankprobe.decision.score import score_for_more
 from rankprobe.decision.structure import Structure, structure
 from rankprobe.decision.verdict import Verdict
@@ -38,6 +38,9 @@ CONFIRM = 4
 
 CONFIRMED = 3.0
 """Standard score of what the residual of the confirming fit may still ask for."""
+
+EVENINGS = 5
+"""Most times that the noise of the outputs is evened before a decision."""
 
 PATIENCE = 4
 """Growth of the sample after which a fit that does not settle is asked whether it leaves noise at all."""
@@ -147,13 +150,15 @@ def _too_few(sequences: int, unknowns: int, need: int) -> Refusal:
 
 
 def values_of(task: Task, model: Model) -> ValueMap:
-    """The value map of a task, known or to be fitted, in the features of ``model``."""
+    """The value map of a task, known or to be fitted, in the features and outputs of ``model``."""
     if task.value_map is None:
         return FittedValueMap()
     xp = array_namespace(task.value_map)
     # Known V acts on the tokens themselves, written in the whitened features: x V = f (Tᵀ V) where x = T f.
     dual = model.value.dual()
     W = dual[: task.sampler.source.dim, :].T @ task.value_map
+    if model.even is not None:
+        W = W @ model.even
     like = {"dtype": W.dtype, "device": W.device}
     p_v, width = model.value.dimension, int(W.shape[1])
     # Free beside W: the bias of the values, and all of what Y is linear in without being mixed. The rows of a
@@ -177,7 +182,7 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
     """The full kernel and its noise edge decide the rank; a refit at that rank, on more, confirms it."""
     rng = np.random.default_rng(task.sampler.seed)
     values = values_of(task, model)
-    count, start = min(task.sequences, first), None
+    count, start, evenings = min(task.sequences, first), None, 0
     settings = Settings(ridge_fall=100.0, tight=True)
     while True:
         problem = model.problem(task.sampler.take(count))
@@ -189,6 +194,13 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
             settings,
             task.report,
         )
+        even = evened(whole) if whole.converged and evenings < EVENINGS else None
+        if even is not None:
+            # What noise in other columns hid shows only now, so the noise is looked at again.
+            evenings += 1
+            model = replace(model, even=even if model.even is None else model.even @ even)
+            values, start, settings = values_of(task, model), whole.kernel, replace(WARM, tight=True)
+            continue
         edge = NoiseEdge(whole, rng)
         verdict = edge.decide()
         start, settings = whole.kernel, replace(WARM, tight=True)
@@ -300,6 +312,8 @@ def unit_of(task: Task, model: Model, W: Array) -> float:
     if model.kind != "softmax" and task.value_map is None:
         xp = array_namespace(W)
         V = (model.value.whiten @ W[: model.value.dimension, :])[: task.sampler.source.dim, :]
+        if model.even is not None:
+            V = xp.linalg.solve(model.even, V.T).T
         unit *= float(xp.linalg.matrix_norm(V)) / math.sqrt(task.sampler.source.value_dim)
     return unit
 

@@ -89,6 +89,7 @@ class Model:
     bias : a constant feature carries the biases of queries, keys, values and outputs.
     query, key, value : whitened coordinates of the three roles.
     residual : Y also holds a linear map of the token itself, such as a skip connection.
+    even : [d_v, d_v], applied to Y so that noise is alike in its columns, or None.
     """
 
     kind: Kind
@@ -98,6 +99,7 @@ class Model:
     key: Whitening
     value: Whitening
     residual: bool = False
+    even: Array | None = None
 
     @classmethod
     def of(
@@ -146,18 +148,20 @@ class Model:
             one = xp.ones((n, length, 1), dtype=dtype, device=sample.X.device)
             covariates = one if sample.mask is None else xp.where(sample.mask[:, :, None], one, 0.0 * one)
         visible = self.attention.visible(sample.X, length, sample.mask)
-        outputs = xp.astype(sample.Y, dtype)
+        outputs = xp.astype(sample.Y if self.even is None else apply(sample.Y, self.even), dtype)
         return Problem(
             self.attention, query, key, value, outputs, visible, covariates, sample.mask, sample.rows
         )
 
     def squared_error(self, fitted: Fit, sample: Sample) -> float:
-        """‖Y − A X V‖² of a fit on other sequences."""
+        """‖Y − A X V‖² of a fit on other sequences, in the columns of Y as they are."""
         xp = array_namespace(sample.Y)
         kernel, W = fitted.kernel, xp.astype(fitted.lin.W, fitted.kernel.left.dtype)
         problem = self.problem(sample, kernel.left.dtype)
         Z = problem.regressors(problem.mixer(kernel.left * kernel.values, kernel.right))
         rest = xp.astype(problem.outputs - apply(Z, W), xp.float64)
+        if self.even is not None:
+            rest = apply(rest, xp.linalg.inv(self.even))
         return float(xp.sum(rest * rest))
 
     def in_tokens(self, kernel: Kernel) -> Kernel:
