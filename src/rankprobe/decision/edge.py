@@ -25,7 +25,7 @@ NEEDED, ALLOWED = 4.5, 2.0
 GAP = 2.0
 """A last singular value less than this many times the noise beside it leaves room for others just below."""
 
-NEGLIGIBLE = 0.05
+NEGLIGIBLE = 0.03
 """Rank 0 is settled where the logits that noise could hide have a smaller standard deviation than this."""
 
 FIRST_DRAWS, MORE_DRAWS = 12, 60

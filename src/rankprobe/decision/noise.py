@@ -44,6 +44,19 @@ def noise_like(fit: Fit, sigma: float, rng: np.random.Generator) -> list[Array]:
     return noise
 
 
+def noise_alike(fit: Fit, rng: np.random.Generator) -> list[Array]:
+    """The residual with each token's sign drawn anew, in blocks: cheaper, and as uneven as the noise is."""
+    rows = max(fit.lin.problem.rows, 1)
+    scale = noise_sigma(fit) / math.sqrt(fit.rss / rows / int(fit.lin.problem.outputs.shape[2]) + 1e-300)
+    noise = []
+    for block in fit.lin.blocks:
+        xp = array_namespace(block.residual)
+        signs = scale * (2.0 * rng.integers(0, 2, tuple(block.residual.shape[:2])) - 1.0)
+        part = xp.asarray(signs, dtype=block.residual.dtype, device=block.residual.device)
+        noise.append(block.residual * part[:, :, None])
+    return noise
+
+
 def evened(fit: Fit) -> Array | None:
     """[d_v, d_v] that turns the columns of Y so that their noise is alike and uncorrelated, or None.
 

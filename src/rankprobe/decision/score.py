@@ -13,7 +13,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
-from rankprobe.decision.noise import noise_like, noise_sigma, standard_score
+from rankprobe.decision.noise import noise_alike, standard_score
 from rankprobe.solver import Fit
 
 DRAWS = 12
@@ -24,8 +24,7 @@ def score_for_more(fit: Fit, rng: np.random.Generator, draws: int = DRAWS) -> fl
     most = min(int(fit.kernel.left.shape[0]), int(fit.kernel.right.shape[0]))
     if fit.kernel.rank >= most or fit.curvature.mean <= 0.0:
         return -math.inf
-    sigma = noise_sigma(fit)
-    noise = [_outside(fit, fit.lin.ambient_gradient(noise_like(fit, sigma, rng))) for _ in range(draws)]
+    noise = [_outside(fit, fit.lin.ambient_gradient(noise_alike(fit, rng))) for _ in range(draws)]
     return standard_score(_outside(fit, fit.lin.ambient_gradient()), noise)
 
 

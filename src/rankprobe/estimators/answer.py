@@ -76,13 +76,14 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     verdict, r2, ratio = outcome.verdict, outcome.r2_heldout, outcome.heldout_ratio
     if outcome.signal < 4.0 and verdict.rank == 0:
         return Status.DEGENERATE, "the outputs carry nothing of the inputs, so no kernel can be seen"
-    if verdict.rank > 0 and (r2 is None or r2 <= 0.0):
+    if r2 is not None and r2 <= 0.0:
         return (
             Status.NOT_IDENTIFIABLE,
             "the fit explains nothing of sequences it has not seen; it takes more sequences",
         )
-    # An error below EXACT is a fit to the last digits, whose noise is rounding and not alike everywhere.
-    inexact = r2 is None or 1.0 - r2 > EXACT
+    # A fit to the last digits: its noise is rounding, not alike everywhere. A factored fit stops before that.
+    exact = EXACT if outcome.parametrization == "factored" else EXACT**2
+    inexact = r2 is None or 1.0 - r2 > exact
     if outcome.rounded:
         # Rounded tokens make errors that follow the tokens: they raise singular values as a kernel would.
         return (

@@ -51,8 +51,11 @@ def choose_kind(
     candidates = [(kind, mask) for kind in kinds for mask in masks]
     if len(candidates) == 1 or sampler.source.sequences < 2:
         return (*candidates[0], origin)
-    errors = {candidate: Trial.of(sampler, *candidate, bias, residual).error for candidate in candidates}
-    best = min(errors, key=lambda candidate: errors[candidate])
+    trials = {candidate: Trial.of(sampler, *candidate, bias, residual) for candidate in candidates}
+    errors = {candidate: trial.error for candidate, trial in trials.items()}
+    least = trials[min(errors, key=lambda candidate: errors[candidate])]
+    # Kinds that nothing tells apart (uniform attention is linear of rank 1 too): the first of them.
+    best = next(candidate for candidate, trial in trials.items() if trial.as_good_as(least))
     origin["heldout_errors"] = {  # type: ignore[assignment]
         f"{kind}{'+causal' if mask else ''}": error for (kind, mask), error in errors.items()
     }

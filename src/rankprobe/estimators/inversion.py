@@ -26,7 +26,7 @@ from rankprobe.solver.start import first_kernel
 FULL_LIMIT = 160
 """Widest features for which the kernel is fitted whole; its noise edge needs all p_q p_k directions."""
 
-EQUATIONS_PER_PARAMETER = 24
+EQUATIONS_PER_PARAMETER = 12
 """Size of the first sample, in observations per unknown."""
 
 ENERGY_TARGET = 0.003
@@ -120,6 +120,13 @@ def invert(task: Task) -> Inversion | Refusal:
         return Refusal(
             Status.NOT_IDENTIFIABLE,
             "tokens do not move within a sequence: no key can be told from another, whatever the kernel",
+        )
+    copies = probe.sequences - probe.distinct()
+    if copies:
+        return Refusal(
+            Status.NOT_IDENTIFIABLE,
+            f"{copies} of {probe.sequences} sequences are copies of others, which tell nothing new; "
+            "keep one of each",
         )
     if probe.variation() <= 1e-24 * probe.size():
         return Refusal(
@@ -227,9 +234,11 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
     limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit_of(
         task, model, final.lin.W
     )
+    # Rank not counted yet shows in what a smaller rank leaves: whether that is noise, the whole kernel tells.
+    tested = structure(final if verdict.settled else whole)
     heldout = _heldout_of_whole(task, model, final, values, size, rng)
     converged = whole.converged and final.converged
-    return _decided(task, model, final, verdict, "full", limit, heldout, size, converged)
+    return _decided(task, model, final, verdict, "full", limit, heldout, size, converged, tested)
 
 
 def _confirming(model: Model, kernel: Kernel, edge: NoiseEdge, count: int) -> int:
@@ -303,7 +312,10 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | Refusal:
     verdict = ladder.decide()
     final = ladder.fits.get(verdict.rank, over)
     held = sample.part(count, count + heldout)
-    return _decided(task, model, final, verdict, "factored", None, (final, held), count, final.converged)
+    tested = structure(final if verdict.settled else over)
+    return _decided(
+        task, model, final, verdict, "factored", None, (final, held), count, final.converged, tested
+    )
 
 
 def unit_of(task: Task, model: Model, W: Array) -> float:
@@ -328,6 +340,7 @@ def _decided(
     heldout: tuple[Fit, Sample],
     count: int,
     converged: bool,
+    tested: Structure,
 ) -> Inversion:
     kernel = model.in_tokens(final.kernel)
     kernel = replace(kernel, values=kernel.values * unit_of(task, model, final.lin.W))
@@ -335,7 +348,7 @@ def _decided(
     seen, sample = heldout
     r2, ratio = None, None
     variation = sample.variation()
-    residual = model.squared_error(seen, sample)
+    residual = float(np.sum(model.squared_errors(seen, sample)))
     if variation > 0:
         r2 = 1.0 - residual / variation
     entries = sample.rows * int(sample.Y.shape[2])
@@ -357,7 +370,7 @@ def _decided(
         < 8
         * ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
         * math.sqrt(sample.size() / max(entries, 1)),
-        structure(final),
+        tested,
         _signal(final),
     )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array, Attention
+from rankprobe.decision.excess import Floats
 from rankprobe.solver import Fit, Kernel, Problem
 from rankprobe.solver.problem import apply
 from rankprobe.tokens import (
@@ -52,6 +55,12 @@ class Sample:
             self.Y[start:stop, ...],
             None if self.mask is None else self.mask[start:stop, ...],
         )
+
+    def distinct(self) -> int:
+        """Number of sequences that differ from each other in X or Y."""
+        xp = array_namespace(self.X)
+        both = np.asarray(xp.concat([self.X, self.Y], axis=2))
+        return len({sequence.tobytes() for sequence in both})
 
     def size(self) -> float:
         """Σ ‖y‖² over real tokens."""
@@ -153,8 +162,8 @@ class Model:
             self.attention, query, key, value, outputs, visible, covariates, sample.mask, sample.rows
         )
 
-    def squared_error(self, fitted: Fit, sample: Sample) -> float:
-        """‖Y − A X V‖² of a fit on other sequences, in the columns of Y as they are."""
+    def squared_errors(self, fitted: Fit, sample: Sample) -> Floats:
+        """‖Y − A X V‖² of a fit on each of other sequences, [n], in the columns of Y as they are."""
         xp = array_namespace(sample.Y)
         kernel, W = fitted.kernel, xp.astype(fitted.lin.W, fitted.kernel.left.dtype)
         problem = self.problem(sample, kernel.left.dtype)
@@ -162,7 +171,7 @@ class Model:
         rest = xp.astype(problem.outputs - apply(Z, W), xp.float64)
         if self.even is not None:
             rest = apply(rest, xp.linalg.inv(self.even))
-        return float(xp.sum(rest * rest))
+        return np.asarray(xp.sum(rest * rest, axis=(1, 2)), dtype=np.float64)
 
     def in_tokens(self, kernel: Kernel) -> Kernel:
         """The kernel of the quotient, P_q K P_k, in token units (its singular values are those printed)."""

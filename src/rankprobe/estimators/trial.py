@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from rankprobe.decision.excess import Floats
 from rankprobe.estimators.model import Kind, Model, Sample
 from rankprobe.estimators.source import Sampler
 from rankprobe.solver import Fit, FittedValueMap, Settings, fit
@@ -61,4 +64,14 @@ class Trial:
     @property
     def error(self) -> float:
         variation = self.test.variation()
-        return self.model.squared_error(self.fit, self.test) / variation if variation > 0 else 0.0
+        return float(np.sum(self.errors)) / variation if variation > 0 else 0.0
+
+    @cached_property
+    def errors(self) -> Floats:
+        """Squared error of each unseen sequence."""
+        return self.model.squared_errors(self.fit, self.test)
+
+    def as_good_as(self, other: Trial) -> bool:
+        """Whether chance alone may make the difference to ``other``, on the same sequences."""
+        difference = self.errors - other.errors
+        return float(np.mean(difference)) <= 3.0 * float(np.std(difference)) / math.sqrt(len(difference))

@@ -14,7 +14,7 @@ from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array, Attention
 
 BLOCK_ROWS = 1536
-"""Tokens a block."""
+"""Tokens a block, about: blocks are of even size."""
 
 
 def apply(features: Array, matrix: Array) -> Array:
@@ -70,7 +70,8 @@ class Problem:
         The cut depends on the shape alone: sums over blocks come out the same on any number of threads.
         """
         n, length = int(self.outputs.shape[0]), int(self.outputs.shape[1])
-        size = max(1, BLOCK_ROWS // length)
+        count = min(max(1, round(n * length / BLOCK_ROWS)), n)
+        size = -(-n // count)
 
         def part(array: Array | None, start: int) -> Array | None:
             return array if array is None or array.shape[0] == 1 < n else array[start : start + size, ...]
