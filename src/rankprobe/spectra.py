@@ -26,6 +26,19 @@ def energy_rank(singular_values: Sequence[float] | np.ndarray) -> float:
     return _entropy_rank(_unit(singular_values) ** 2)
 
 
+def energy_rank_gradient(singular_values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """∂R̃/∂σ_i = 2 σ_i R̃ (−ln p_i − H) / Σσ² with p = σ²/Σσ², [r]; 0 for a zero spectrum."""
+    values = np.asarray(singular_values, dtype=np.float64)
+    largest = float(np.max(values, initial=0.0))
+    if largest <= 0.0:
+        return np.zeros_like(values)
+    energies = (values / largest) ** 2
+    p = energies / np.sum(energies)
+    surprise = -np.log(np.where(p > 0, p, 1.0))
+    entropy = float(np.sum(p * surprise))
+    return np.asarray(2 * math.exp(entropy) * values / largest**2 * (surprise - entropy) / np.sum(energies))
+
+
 def stable_rank(singular_values: Sequence[float] | np.ndarray) -> float:
     """‖M‖_F²/‖M‖₂², equation 3; 0 for a zero spectrum."""
     return float(np.sum(_unit(singular_values) ** 2))

@@ -26,6 +26,7 @@ _ESTIMATE = {
     "rank_interval": "Smallest and largest rank the data allow at the stated confidence.",
     "confidence": "Confidence of the interval, between 0 and 1.",
     "energy_rank": "exp of the entropy of the squared singular values, cut and shrunk at the noise edge.",
+    "energy_rank_interval": "Interval of the energy rank at the stated confidence, noise of the rank aside.",
     "energy_rank_data": "The same measure of the data-weighted kernel C_q^(1/2) K C_k^(1/2).",
     "effective_rank": "exp of the entropy of the singular values, cut and shrunk at the noise edge.",
     "stable_rank": "Squared Frobenius norm over squared spectral norm, cut and shrunk at the noise edge.",

@@ -18,6 +18,7 @@ from rankprobe.decision.noise import noise_like, noise_sigma, standard_score
 from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
+from rankprobe.solver.kernel import Tangent
 
 NEEDED, ALLOWED = 4.5, 2.0
 """Standard scores of a singular value against the noise: surely signal above, surely noise below."""
@@ -28,22 +29,33 @@ GAP = 2.0
 NEGLIGIBLE = 0.03
 """Rank 0 is settled where the logits that noise could hide have a smaller standard deviation than this."""
 
-FIRST_DRAWS, MORE_DRAWS = 12, 60
+FIRST_DRAWS, MORE_DRAWS = 8, 60
+
+
+def deviation(fit: Fit, functional: Array) -> float:
+    """Standard deviation that the noise of a fit gives ⟨functional, K⟩, for a functional [p_q, p_k]."""
+    kernel = fit.kernel
+    along = kernel.tangent(functional @ kernel.right, functional.T @ kernel.left)
+    return noise_sigma(fit) * math.sqrt(max(along.dot(_solved(fit, along)), 0.0))
+
+
+def _solved(fit: Fit, gradient: Tangent) -> Tangent:
+    """(JᵀPJ)^{-1} of a gradient on the tangent space of a fit."""
+    damping = 1e-8 * fit.curvature.mean
+    return conjugate_gradients(
+        lambda v: fit.lin.normal(v).plus(damping, v),
+        lambda g: fit.curvature.solve(fit.kernel, g, damping),
+        gradient,
+        0.03,
+        100,
+    ).x
 
 
 def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
     """One δK [p_q, p_k] that Gaussian noise of standard deviation ``sigma`` gives at a full fit."""
-    lin = fit.lin
-    damping = 1e-8 * fit.curvature.mean
-    change = conjugate_gradients(
-        lambda v: lin.normal(v).plus(damping, v),
-        lambda g: fit.curvature.solve(lin.kernel, g, damping),
-        lin.pull_projected(noise_like(fit, sigma, rng)),
-        0.03,
-        100,
-    ).x
-    moved = change.first @ lin.kernel.right.T
-    return moved if change.second is None else moved + lin.kernel.left @ change.second.T
+    change = _solved(fit, fit.lin.pull_projected(noise_like(fit, sigma, rng)))
+    moved = change.first @ fit.kernel.right.T
+    return moved if change.second is None else moved + fit.kernel.left @ change.second.T
 
 
 @dataclass

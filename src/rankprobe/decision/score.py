@@ -16,7 +16,7 @@ from rankprobe.attention import Array
 from rankprobe.decision.noise import noise_alike, standard_score
 from rankprobe.solver import Fit
 
-DRAWS = 12
+DRAWS = 8
 
 
 def score_for_more(fit: Fit, rng: np.random.Generator, draws: int = DRAWS) -> float:

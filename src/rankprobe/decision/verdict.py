@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CONFIDENCE = 0.95
-"""Nominal level of every interval."""
+CONFIDENCE, REACH = 0.95, 1.959964
+"""Nominal level of every interval, and the standard deviations of a normal law that it takes."""
 
 
 @dataclass(frozen=True)

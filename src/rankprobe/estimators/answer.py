@@ -6,8 +6,7 @@ from typing import Any
 
 from rankprobe import spectra
 from rankprobe.attention import Array
-from rankprobe.decision.verdict import CONFIDENCE
-from rankprobe.estimators.diagnose import likeliest_cause, needs_no_mixing
+from rankprobe.decision.verdict import CONFIDENCE, REACH
 from rankprobe.estimators.inversion import Inversion, Refusal, Task
 from rankprobe.estimators.result import Estimate, Status
 
@@ -35,6 +34,7 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
             message=outcome.message,
             rank=outcome.rank,
             rank_interval=None,
+            energy_rank_interval=None,
             confidence=None,
             singular_values=(),
             singular_values_data=(),
@@ -50,6 +50,7 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
     status, message = _status(task, outcome)
     told = status.usable or status is Status.DEGENERATE
     values = _floats(outcome.kernel.values)
+    energy = spectra.energy_rank(values)
     return Estimate(
         status=status,
         message=message,
@@ -57,7 +58,8 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
         rank=verdict.rank if told else None,
         rank_interval=(verdict.rank, verdict.upper) if told else None,
         confidence=CONFIDENCE if told else None,
-        energy_rank=spectra.energy_rank(values),
+        energy_rank=energy,
+        energy_rank_interval=_around(energy, outcome.energy_error, len(values)) if told else None,
         energy_rank_data=spectra.energy_rank(_floats(outcome.fit.kernel.values)),
         effective_rank=spectra.effective_rank(values),
         stable_rank=spectra.stable_rank(values),
@@ -93,6 +95,8 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     if outcome.structure.found and inexact:
         return Status.MISFIT, _misfit(task, outcome)
     if not outcome.converged and inexact:
+        from rankprobe.estimators.diagnose import needs_no_mixing
+
         if needs_no_mixing(task, outcome):
             return (
                 Status.NOT_IDENTIFIABLE,
@@ -114,12 +118,19 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
 
 
 def _misfit(task: Task, outcome: Inversion) -> str:
+    from rankprobe.estimators.diagnose import likeliest_cause
+
     tests = outcome.structure
     score = tests.scores[tests.worst or ""]
     return (
         f"what the fit leaves is not noise (by {score:.0f} standard deviations, limit {tests.limit:.1f}): "
         f"Y is not this {outcome.model.kind} attention; most likely {likeliest_cause(task, outcome)}"
     )
+
+
+def _around(energy: float, error: float, rank: int) -> tuple[float, float]:
+    """The interval of an energy rank, which lies between 1 and the rank."""
+    return max(energy - REACH * error, min(1.0, float(rank))), min(energy + REACH * error, float(rank))
 
 
 def _floats(values: Array) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from rankprobe import spectra
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
-from rankprobe.decision.edge import NoiseEdge
+from rankprobe.decision.edge import NoiseEdge, deviation
 from rankprobe.decision.ladder import Ladder
 from rankprobe.decision.noise import degrees_of_freedom, evened, noise_sigma
 from rankprobe.decision.score import score_for_more
@@ -29,7 +29,7 @@ FULL_LIMIT = 160
 EQUATIONS_PER_PARAMETER = 12
 """Size of the first sample, in observations per unknown."""
 
-ENERGY_TARGET = 0.003
+ENERGY_TARGET = 0.005
 """The sample grows until the standard error of the energy rank is below this, or the data end."""
 
 
@@ -45,7 +45,7 @@ EVENINGS = 5
 PATIENCE = 4
 """Growth of the sample after which a fit that does not settle is asked whether it leaves noise at all."""
 
-WARM = Settings(ridge=1e-8, damping=1e-3, outer=15)
+WARM = Settings(ridge=1e-8, damping=1e-3, outer=15, decrement=0.05)
 """A fit that starts next to its answer."""
 
 
@@ -84,6 +84,8 @@ class Inversion:
     kernel: Kernel
     noise_edge: float | None
     sigma: float
+    energy_error: float
+    """Standard error of the energy rank."""
     r2_heldout: float | None
     heldout_ratio: float | None
     """Held-out over training noise variance: about 1 where the fit is right."""
@@ -218,7 +220,7 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
             continue
         size = count
         if not open_:
-            size = min(task.sequences, _confirming(model, start.truncated(verdict.rank), edge, count))
+            size = min(task.sequences, _confirming(model, whole, verdict.rank, count))
         problem = problem if size == count else model.problem(task.sampler.take(size))
         final = fit(problem, start.truncated(verdict.rank), values, rng, WARM, task.report)
         more = score_for_more(final, rng)
@@ -241,30 +243,30 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
     return _decided(task, model, final, verdict, "full", limit, heldout, size, converged, tested)
 
 
-def _confirming(model: Model, kernel: Kernel, edge: NoiseEdge, count: int) -> int:
+def _confirming(model: Model, whole: Fit, rank: int, count: int) -> int:
     """Sequences for the refit that confirms a rank found on ``count`` and gives its spectrum."""
-    if kernel.rank == 0:
+    if rank == 0:
         return 16 * CONFIRM * count
-    error = _energy_error(model, kernel, edge)
-    return math.ceil(count * min(max(CONFIRM, 1.2 * (error / ENERGY_TARGET) ** 2), 16.0))
+    error = _energy_error(model, whole, rank)
+    return math.ceil(count * min(max(CONFIRM, (error / ENERGY_TARGET) ** 2), 16.0))
 
 
 def _matrix_in_tokens(model: Model, matrix: Array) -> Array:
     return model.query.to_tokens(model.key.to_tokens(matrix.T).T)
 
 
-def _energy_error(model: Model, kernel: Kernel, edge: NoiseEdge) -> float:
-    """Standard error of the energy rank: spread over the simulated noise, to first order."""
-    if kernel.rank < 2:
+def _energy_error(model: Model, fitted: Fit, rank: int) -> float:
+    """Standard error of the energy rank of the ``rank`` leading values of a fit, to first order in noise."""
+    if rank < 2:
         return 0.0
-    tokens = model.in_tokens(kernel)
-    ranks = []
-    for change in edge.draws:
-        moved = _matrix_in_tokens(model, change)
-        xp = array_namespace(moved)
-        shift = xp.sum((tokens.left.T @ moved) * tokens.right.T, axis=1)
-        ranks.append(spectra.energy_rank(np.asarray(tokens.values + shift, dtype=float)))
-    return float(np.std(ranks))
+    tokens = model.in_tokens(fitted.kernel.truncated(rank))
+    xp = array_namespace(tokens.left)
+    like = {"dtype": tokens.left.dtype, "device": tokens.left.device}
+    slope = xp.asarray(spectra.energy_rank_gradient(np.asarray(tokens.values, dtype=float)), **like)
+    left = model.query.to_tokens(xp.eye(model.query.dimension, **like)).T @ tokens.left
+    right = model.key.to_tokens(xp.eye(model.key.dimension, **like)).T @ tokens.right
+    functional = (left * slope) @ right.T
+    return deviation(fitted, xp.astype(functional, fitted.kernel.left.dtype))
 
 
 def _heldout_of_whole(
@@ -345,6 +347,7 @@ def _decided(
     kernel = model.in_tokens(final.kernel)
     kernel = replace(kernel, values=kernel.values * unit_of(task, model, final.lin.W))
     sigma = noise_sigma(final)
+    error = _energy_error(model, final, final.kernel.rank)
     seen, sample = heldout
     r2, ratio = None, None
     variation = sample.variation()
@@ -362,6 +365,7 @@ def _decided(
         kernel,
         edge,
         sigma,
+        error,
         r2,
         ratio,
         count,

@@ -128,6 +128,7 @@ def _answer(task: Task, name: str, found: Floats, sample: Sample) -> Estimate:
         rank_interval=None,
         confidence=None,
         energy_rank=spectra.energy_rank(spectrum) if finite else None,
+        energy_rank_interval=None,
         energy_rank_data=None,
         effective_rank=spectra.effective_rank(spectrum) if finite else None,
         stable_rank=spectra.stable_rank(spectrum) if finite else None,

@@ -48,6 +48,7 @@ def realized_mixer(inverted: Estimate, mixer: Array) -> Estimate:
         rank_interval=None,
         confidence=None,
         energy_rank=spectra.energy_rank(values),
+        energy_rank_interval=None,
         energy_rank_data=None,
         effective_rank=spectra.effective_rank(values),
         stable_rank=spectra.stable_rank(values),

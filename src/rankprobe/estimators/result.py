@@ -80,6 +80,7 @@ class Estimate:
     rank_interval: tuple[int, int] | None
     confidence: float | None
     energy_rank: float | None
+    energy_rank_interval: tuple[float, float] | None
     energy_rank_data: float | None
     effective_rank: float | None
     stable_rank: float | None

@@ -8,10 +8,12 @@ factorizations and products do not gain from a threaded BLAS and suffer where co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -25,6 +27,8 @@ def workers(count: int) -> Iterator[None]:
     if count < 2:
         yield
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(count) as pool:
         token = _pool.set(pool)
         try:
