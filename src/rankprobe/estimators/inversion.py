@@ -20,7 +20,7 @@ from rankprobe.decision.verdict import Verdict
 from rankprobe.estimators.model import ROUNDING, Kind, Model, Sample
 from rankprobe.estimators.result import Status
 from rankprobe.estimators.source import Sampler
-from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Settings, ValueMap, fit
+from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Problem, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
 
 FULL_LIMIT = 160
@@ -41,6 +41,9 @@ CONFIRMED = 3.0
 
 EVENINGS = 5
 """Most times that the noise of the outputs is evened before a decision."""
+
+SINGLE = 1e-6
+"""Share of the squares of Y above which what a fit leaves is far from the rounding of single precision."""
 
 PATIENCE = 4
 """Growth of the sample after which a fit that does not settle is asked whether it leaves noise at all."""
@@ -193,8 +196,10 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
     values = values_of(task, model)
     count, start, evenings = min(task.sequences, first), None, 0
     settings = Settings(ridge_fall=100.0, tight=True)
+    xp = array_namespace(model.value.whiten)
+    dtype = xp.float32
     while True:
-        problem = model.problem(task.sampler.take(count))
+        problem = model.problem(task.sampler.take(count), dtype)
         whole = fit(
             problem,
             start or first_kernel(problem, values, FULL_LIMIT, rng),
@@ -203,6 +208,10 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
             settings,
             task.report,
         )
+        if dtype == xp.float32 and whole.rss < SINGLE * _squares(problem):
+            dtype = xp.float64
+            start, settings = whole.kernel.astype(dtype), replace(WARM, tight=True)
+            continue
         even = evened(whole) if whole.converged and evenings < EVENINGS else None
         if even is not None:
             # What noise in other columns hid shows only now, so the noise is looked at again.
@@ -221,7 +230,7 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
         size = count
         if not open_:
             size = min(task.sequences, _confirming(model, whole, verdict.rank, count))
-        problem = problem if size == count else model.problem(task.sampler.take(size))
+        problem = problem if size == count else model.problem(task.sampler.take(size), dtype)
         final = fit(problem, start.truncated(verdict.rank), values, rng, WARM, task.report)
         more = score_for_more(final, rng)
         if more <= CONFIRMED or size == count:
@@ -241,6 +250,11 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
     heldout = _heldout_of_whole(task, model, final, values, size, rng)
     converged = whole.converged and final.converged
     return _decided(task, model, final, verdict, "full", limit, heldout, size, converged, tested)
+
+
+def _squares(problem: Problem) -> float:
+    xp = array_namespace(problem.outputs)
+    return float(xp.sum(problem.outputs * problem.outputs, dtype=xp.float64))
 
 
 def _confirming(model: Model, whole: Fit, rank: int, count: int) -> int:
@@ -278,7 +292,8 @@ def _heldout_of_whole(
         return final, task.sampler.take(count + fresh).part(count, count + fresh)
     left_out = max(1, count // 8)
     sample = task.sampler.take(count)
-    fewer = fit(model.problem(sample.part(0, count - left_out)), final.kernel, values, rng, WARM)
+    problem = model.problem(sample.part(0, count - left_out), final.kernel.left.dtype)
+    fewer = fit(problem, final.kernel, values, rng, WARM)
     return fewer, sample.part(count - left_out, count)
 
 

@@ -46,6 +46,11 @@ class Kernel:
         """The leading ``rank`` singular triples."""
         return Kernel(self.left[:, :rank], self.values[:rank], self.right[:, :rank])
 
+    def astype(self, dtype: Array) -> Kernel:
+        """The same kernel in another precision."""
+        xp = array_namespace(self.left)
+        return Kernel(*(xp.astype(part, dtype) for part in (self.left, self.values, self.right)))
+
     def tangent(self, first: Array, second: Array) -> Tangent:
         """Tangent vector with M₁ = ``first`` and the part of ``second`` orthogonal to V as M₂."""
         if self.full:
