@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--steps-measured", type=int, metavar="N", help="run N steps of each and extrapolate (default: all)"
     )
-    made.add_argument("--repeats", type=int, default=3, help="runs of the command (default: 3)")
+    made.add_argument("--repeats", type=int, default=5, help="runs of the command (default: 5)")
     made.add_argument("--threads", type=int, help="threads of both sides (default: all cores)")
     return made
 
@@ -101,7 +102,9 @@ def parser() -> argparse.ArgumentParser:
 def command(*arguments: object) -> str:
     """Standard output of ``rankprobe ARGUMENTS``."""
     line = [sys.executable, "-m", "rankprobe", *map(str, arguments)]
-    return subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True).stdout
+    # As after an installation, which compiles the modules once.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, env=kept).stdout
 
 
 def load(path: Path) -> Task:
