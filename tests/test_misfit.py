@@ -133,6 +133,16 @@ def test_the_right_map_is_no_misfit(outputs: Callable[[Draws], Floats]) -> None:
     assert (answer.status, answer.rank) == (Status.IDENTIFIED, 3)
 
 
+@pytest.mark.parametrize("sequences", [14, 30, 50, 80])
+@pytest.mark.parametrize("kind", ["softmax_qk", "linear_qk"])
+def test_few_sequences_of_the_right_map_are_no_misfit(sequences: int, kind: str) -> None:
+    teacher = rankprobe.make_teacher(kind=kind, rank=4, tokens=16, dim=32, value_dim=32, noise=0.05, seed=1)
+    X, Y = (np.concatenate(part) for part in zip(*teacher.blocks(sequences), strict=True))
+    answer = rankprobe.estimate(X, Y, attention=kind.removesuffix("_qk"), causal=False)
+    assert answer.status is not Status.MISFIT, answer.message
+    assert answer.rank in (4, None)
+
+
 def test_unequal_and_correlated_noise_is_no_misfit() -> None:
     draw = Draws(7)
     clean = draw.head()

@@ -20,7 +20,7 @@ from rankprobe.solver import Fit, Kernel
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
 from rankprobe.solver.kernel import Tangent
 
-NEEDED, ALLOWED = 4.5, 2.0
+NEEDED, ALLOWED = 4.5, 1.7
 """Standard scores of a singular value against the noise: surely signal above, surely noise below."""
 
 GAP = 2.0
@@ -115,7 +115,9 @@ class NoiseEdge:
     def _count(self) -> Verdict:
         top = self.spectrum.rank
         rank = next((r for r in range(top) if self.score(r) <= NEEDED), top)
-        upper = next((r for r in range(rank, top) if self.score(r) <= ALLOWED), top)
+        # A score is deflated for few draws, to claim a value with care; to rule one out it must not be.
+        few = (1 + 1 / len(self.draws)) ** 1.5
+        upper = next((r for r in range(rank, top) if few * self.score(r) <= ALLOWED), top)
         reason = "no singular value is above the noise"
         if rank:
             score, after = self.score(rank - 1), self.score(rank)

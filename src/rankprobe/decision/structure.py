@@ -5,7 +5,7 @@ parameters fitted) under that, whatever the distribution of the noise, and is sc
 sequences, so that neither unequal nor correlated columns of Y count against a fit:
 
 within : residuals of two tokens of a sequence are alike, more so for like tokens or for neighbours.
-own, mean, previous : the residual is linear in the token itself, in the mean token, in the token before.
+own, previous : the residual is linear in the token itself, in the token before.
 magnitude : the residual follows |ŷ|, column by column: outputs passed a nonlinearity.
 """
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
+from rankprobe.decision.noise import degrees_of_freedom
 from rankprobe.solver import Fit
 from rankprobe.solver.linearization import Block
 from rankprobe.solver.parallel import map_blocks
@@ -30,6 +31,9 @@ Floats = npt.NDArray[np.float64]
 
 MOST = 256
 """Sequences tested: what a misfit leaves is far above the limit on fewer."""
+
+AMPLE = 8
+"""Equations a parameter from which sums over sequences are tested: fewer make residuals alike."""
 
 LEAST = 6
 """Sequences below which a spread over sequences says nothing."""
@@ -86,21 +90,16 @@ def structure(fit: Fit) -> Structure:
         ("together", "alike", "neighbours"), zip(*map_blocks(within, blocks), strict=True), strict=True
     ):
         scores[name] = mean_score(np.concatenate(values))
-    regressors: dict[str, Callable[[Block], Array]] = {"own": _own, "mean": _mean, "previous": _previous}
-    for name, of in regressors.items():
-        scores[name] = pair_score(_contributions(blocks, of, turn))
+    regressors: dict[str, Callable[[Block], Array]] = {"own": _own, "previous": _previous}
+    if fit.lin.problem.equations >= AMPLE * degrees_of_freedom(fit):
+        for name, of in regressors.items():
+            scores[name] = pair_score(_contributions(blocks, of, turn))
     scores["magnitude"] = pair_score(np.concatenate(map_blocks(_magnitude, blocks)))
     return Structure({name: score for name, score in scores.items() if math.isfinite(score)}, sequences)
 
 
 def _own(block: Block) -> Array:
     return block.problem.value
-
-
-def _mean(block: Block) -> Array:
-    xp = array_namespace(block.residual)
-    F = block.problem.value
-    return xp.broadcast_to(xp.mean(F, axis=1, keepdims=True), F.shape)
 
 
 def _previous(block: Block) -> Array:

@@ -43,11 +43,12 @@ def likeliest_cause(task: Task, outcome: Inversion) -> str:
     if several is not None:
         return several
     limit = outcome.structure.limit
-    if task.kind != "fixed_operator" and _position_score(outcome.fit) > limit:
+    larger = Trial.of(task.sampler, task.kind, task.causal, task.bias, task.residual, least=384)
+    if task.kind != "fixed_operator" and _position_score(larger.fit) > limit:
         return (
             "its logits depend on positions (rotary or relative encoding, a window), which no option undoes"
         )
-    if task.kind == "softmax" and _cap_score(outcome.fit) < -limit:
+    if task.kind == "softmax" and _cap_score(larger.fit) < -limit:
         return "its large logits are weaker than they should be, as soft-capping makes them"
     return "its values may not be linear in the tokens, or X and Y may not belong together"
 

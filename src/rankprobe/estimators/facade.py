@@ -227,8 +227,6 @@ def _provenance(source: Source, seed: int) -> dict[str, Any]:
     import platform
 
     import numpy
-    import scipy
-
     import rankprobe
 
     return {
@@ -239,6 +237,5 @@ def _provenance(source: Source, seed: int) -> dict[str, Any]:
             "rankprobe": rankprobe.__version__,
             "python": platform.python_version(),
             "numpy": numpy.__version__,
-            "scipy": scipy.__version__,
         },
     }

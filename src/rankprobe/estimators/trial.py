@@ -39,12 +39,13 @@ class Trial:
         residual: bool = False,
         part: int = 1,
         rank: int | None = None,
+        least: int = 128,
     ) -> Trial:
         """On some hundred sequences of ``sampler``, and only the first d_v / ``part`` columns of Y."""
         source = sampler.source
         rows, width = source.tokens, source.value_dim // part
         unknowns = 2 * TRIAL_RANK * (source.dim + 1) + (source.dim + 1) * width
-        count = int(np.clip(6 * unknowns // (rows * width), 128, 512))
+        count = int(np.clip(6 * unknowns // (rows * width), least, 512))
         held = min(max(1, source.sequences // 4), max(16, count // 3))
         count = min(count, source.sequences - held)
         sample = sampler.take(count + held)

@@ -163,8 +163,8 @@ def fit(
             lam = max(10 * lam, 1e-6)
             continue
         # Inexact Newton: solve as well as the model has lately been worth.
-        forcing = min(0.2, max(TIGHT, 0.5 * math.sqrt((slope - bend) / previous)))
-        previous = slope - bend
+        forcing = min(0.2, max(TIGHT, 0.5 * math.sqrt(max(slope - bend, 0.0) / previous)))
+        previous = max(slope - bend, 1e-300)
         gained = lin.loss - move.lin.loss
         # Scaling K against V is free for a linear mixer, where the ridge lets the model promise too much.
         decided = decided or (move.length == 1.0 and gained < 0.1 * settings.decrement * noise)
