@@ -227,6 +227,7 @@ def _provenance(source: Source, seed: int) -> dict[str, Any]:
     import platform
 
     import numpy
+
     import rankprobe
 
     return {
