@@ -70,6 +70,7 @@ def answer(name: str = "v-unknown", **changes: Any) -> Estimate:
         "rank_interval": (4, 4),
         "confidence": 0.95,
         "energy_rank": 3.5712345678901234,
+        "energy_rank_interval": [3.56, 3.58],
         "energy_rank_data": 3.3,
         "effective_rank": 3.8,
         "stable_rank": 2.6,
@@ -82,6 +83,7 @@ def answer(name: str = "v-unknown", **changes: Any) -> Estimate:
         "attention": "softmax",
         "causal": False,
         "bias": True,
+        "residual": False,
         "residual": False,
         "kernel": "full",
     }
