@@ -84,7 +84,6 @@ def answer(name: str = "v-unknown", **changes: Any) -> Estimate:
         "causal": False,
         "bias": True,
         "residual": False,
-        "residual": False,
         "kernel": "full",
     }
     return Estimate(**{**facts, **changes})

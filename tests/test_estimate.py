@@ -210,3 +210,37 @@ def test_measures_are_those_of_the_printed_spectrum():
     answer = ask(X, Y)
     assert answer.energy_rank == pytest.approx(energy_rank(answer.singular_values))
     assert len(answer.singular_values) == answer.rank
+
+
+def test_no_rank_above_the_largest_asked_for_is_claimed() -> None:
+    teacher = make_teacher(kind="softmax_qk", rank=6, tokens=16, dim=16, value_dim=16, noise=0.05)
+    X, Y = (np.concatenate(part) for part in zip(*teacher.blocks(300), strict=True))
+    answer = rankprobe.estimate(X, Y, attention="softmax", causal=False, max_rank=2)
+    assert (answer.status, answer.rank) == (Status.LOWER_BOUND, 2)
+    assert len(answer.singular_values) == 2
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_wide_tokens_with_noise_take_no_rank_from_the_noise(rank: int) -> None:
+    teacher = make_teacher(
+        kind="softmax_qk", rank=rank, tokens=16, dim=176, value_dim=32, noise=0.02, seed=rank
+    )
+    X, Y = (np.concatenate(part) for part in zip(*teacher.blocks(300), strict=True))
+    answer = rankprobe.estimate(X, Y, attention="softmax", causal=False)
+    assert answer.kernel == "factored"
+    assert (answer.status, answer.rank_interval) == (Status.IDENTIFIED, (rank, rank))
+
+
+def test_copies_of_a_sequence_are_not_more_data() -> None:
+    teacher = make_teacher(kind="softmax_qk", rank=2, tokens=16, dim=8, value_dim=8, noise=0.05, seed=0)
+    X, Y = (np.concatenate(part) for part in zip(*teacher.blocks(1), strict=True))
+    answer = rankprobe.estimate(np.repeat(X, 200, axis=0), np.repeat(Y, 200, axis=0))
+    assert answer.status is Status.NOT_IDENTIFIABLE
+    assert "copies" in answer.message
+
+
+def test_uniform_attention_is_softmax_of_rank_zero_where_no_option_says_so() -> None:
+    teacher = make_teacher(kind="softmax_qk", rank=0, tokens=4, dim=9, value_dim=9, noise=0.01, seed=19)
+    X, Y = (np.concatenate(part) for part in zip(*teacher.blocks(200), strict=True))
+    answer = rankprobe.estimate(X, Y)
+    assert (answer.attention, answer.causal, answer.rank) == ("softmax", False, 0)

@@ -58,7 +58,7 @@ def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
     return moved if change.second is None else moved + fit.kernel.left @ change.second.T
 
 
-@dataclass
+@dataclass(eq=False)
 class NoiseEdge:
     """Simulated noise in a full-rank kernel estimate.
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Errors:
     """Squared errors ‖Y − Ŷ‖² a sequence, one row a rank.
 

@@ -25,7 +25,7 @@ NEEDED, ALLOWED = 1.5, 1.2
 """Gain of a rank over the most that noise gives: signal above the first, noise alone below the second."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Ladder:
     """Finds the least sufficient rank below an over-parameterized fit.
 

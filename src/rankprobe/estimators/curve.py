@@ -40,7 +40,7 @@ WIDE = Settings(ridge=1e-8, damping=1e-3, outer=6, inner=15, floor=3e-10, stall=
 """Refits of kernels fitted whole, and of those fitted in factored form, which stop as the decision's do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Refit:
     """A kernel and value map fitted at one rank; ``errors`` [n] are its squared errors a sequence.
 

@@ -12,7 +12,6 @@ from rankprobe.errors import UsageError
 from rankprobe.estimators.answer import estimate_of
 from rankprobe.estimators.choose import choose_kind
 from rankprobe.estimators.inversion import Refusal, Task, invert
-from rankprobe.estimators.paper import paper_estimates
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
 from rankprobe.estimators.source import ArraySource, Sampler, Source
@@ -154,6 +153,8 @@ def _run(
         sampler, kind, is_causal, bias, scale, residual, None, max_rank, _fitting(source, memory), report
     )
     if solver == "paper":
+        from rankprobe.estimators.paper import paper_estimates
+
         return paper_estimates(task, names, source.value_map(head)), chosen
     tasks: dict[str, Task] = {}
     inversions: dict[str, Any] = {}

@@ -33,7 +33,7 @@ ENERGY_TARGET = 0.005
 """The sample grows until the standard error of the energy rank is below this, or the data end."""
 
 
-CONFIRM = 4
+CONFIRM = 3
 """A rank is confirmed on this many times the sequences that decided it, where there are as many."""
 
 CONFIRMED = 3.0
@@ -52,7 +52,7 @@ WARM = Settings(ridge=1e-8, damping=1e-3, outer=15, decrement=0.05)
 """A fit that starts next to its answer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """What to invert: data, kind of map, and what is known.
 
@@ -76,7 +76,7 @@ class Task:
         return available if self.most_sequences is None else min(available, self.most_sequences)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inversion:
     """A decided fit: ``fit`` has rank ``verdict.rank``; singular values are in token units."""
 
@@ -102,7 +102,7 @@ class Inversion:
     """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Refusal:
     """Why no kernel was fitted; ``rank`` is 0 where none is needed, None where none can be told."""
 
@@ -223,6 +223,10 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
         verdict = edge.decide()
         start, settings = whole.kernel, replace(WARM, tight=True)
         open_ = not (verdict.settled and whole.converged)
+        if task.max_rank is not None and verdict.rank > task.max_rank:
+            verdict = Verdict(
+                task.max_rank, edge.spectrum.rank, f"{verdict.reason}; looked no further than {task.max_rank}"
+            )
         # What attention of this kind cannot fit, it does not fit on more sequences either.
         if open_ and count < task.sequences and not (count >= PATIENCE * first and structure(whole).found):
             count = min(task.sequences, 2 * count)
@@ -248,7 +252,9 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
     # Rank not counted yet shows in what a smaller rank leaves: whether that is noise, the whole kernel tells.
     tested = structure(final if verdict.settled else whole)
     heldout = _heldout_of_whole(task, model, final, values, size, rng)
-    converged = whole.converged and final.converged
+    # Short of rank by order, a fit may wander; what is claimed rests on the whole kernel.
+    short = verdict.rank == task.max_rank and not verdict.settled
+    converged = whole.converged and (final.converged or short)
     return _decided(task, model, final, verdict, "full", limit, heldout, size, converged, tested)
 
 
@@ -329,7 +335,9 @@ def _factored(task: Task, model: Model, rows: float) -> Inversion | Refusal:
     verdict = ladder.decide()
     final = ladder.fits.get(verdict.rank, over)
     held = sample.part(count, count + heldout)
-    tested = structure(final if verdict.settled else over)
+    # Short of rank by order, a fit leaves structure that says nothing of the kind of map.
+    short = verdict.rank == top == task.max_rank
+    tested = Structure({}, 0) if short else structure(final if verdict.settled else over)
     return _decided(
         task, model, final, verdict, "factored", None, (final, held), count, final.converged, tested
     )

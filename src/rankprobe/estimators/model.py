@@ -28,7 +28,7 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
 """Unit roundoff of storage types coarse enough to give unseen directions a visible variance."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """Sequences in memory: X [n, T, d], Y [n, T, d_v], mask [n, T] (true = real token) or None."""
 
@@ -86,7 +86,7 @@ class Sample:
         return float(xp.sum(centred * centred))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A kind of attention with the token coordinates of one data set.
 

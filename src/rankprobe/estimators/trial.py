@@ -20,7 +20,7 @@ TRIAL_RANK = 12
 QUICK = Settings(outer=12, inner=30, stall=0.02, last_ridge=1e-6)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """A kind of map fitted quickly to ``train``; ``error`` is the share of the variance of ``test`` left."""
 

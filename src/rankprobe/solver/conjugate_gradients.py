@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rankprobe.solver.kernel import Tangent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """x with product(x) ≈ right side, what is left of the right side, and the products it took."""
 

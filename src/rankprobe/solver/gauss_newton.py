@@ -48,7 +48,7 @@ class Settings:
     tight: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """A kernel fitted to a problem, with the model around it."""
 
@@ -68,7 +68,7 @@ class Fit:
         return self.lin.rss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Move:
     """A step tried at one length: the point it reaches, and actual over predicted gain."""
 
@@ -77,7 +77,7 @@ class _Move:
     gain: float
 
 
-@dataclass
+@dataclass(eq=False)
 class _Search:
     """Shortens a step until the loss agrees with the model: one forward pass a try, no new solve."""
 

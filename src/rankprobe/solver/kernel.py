@@ -14,7 +14,7 @@ from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """left [p_q, r] and right [p_k, r] orthonormal, values [r] in decreasing order."""
 
@@ -69,7 +69,7 @@ class Kernel:
         return Kernel(outer @ core.left, core.values, inner @ core.right)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tangent:
     """first M₁ [p_q, r]; second M₂ [p_k, r], or None where the kernel is full."""
 

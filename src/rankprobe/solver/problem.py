@@ -36,7 +36,7 @@ def swap(batch: Array) -> Array:
     return array_namespace(batch).permute_dims(batch, (0, 2, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """One head's data, ready to fit.
 

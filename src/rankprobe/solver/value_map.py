@@ -9,7 +9,7 @@ from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """W [p_v + c, d_v], and what projects a change of Y onto the changes a change of W can make.
 
@@ -41,7 +41,7 @@ class ValueMap(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KnownValueMap:
     """W is given but for its biases: only those and the kernel are fitted.
 
