@@ -8,6 +8,7 @@ law is simulated at the solution, so anisotropic tokens, masks and few sequences
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ GAP = 2.0
 
 NEGLIGIBLE = 0.03
 """Rank 0 is settled where the logits that noise could hide have a smaller standard deviation than this."""
+
+ONE_IN_TWENTY = 1.645
+"""Standard score that a normal law passes one time in twenty."""
 
 FIRST_DRAWS, MORE_DRAWS = 8, 60
 
@@ -135,8 +139,10 @@ class NoiseEdge:
         norms = [float(array_namespace(change).linalg.matrix_norm(change, ord=2)) for change in self.draws]
         return float(np.mean(norms)) <= NEGLIGIBLE
 
-    def quantile(self, rank: int, tokens: Array, level: float = 0.95) -> float:
-        """Edge in the units of the printed singular values: quantile of the noise beside rank ``rank``.
+    def printed(self, rank: int, tokens: Callable[[Array], Array]) -> float:
+        """Edge in the units of the printed singular values: what noise beside rank ``rank`` passes 1 in 20 times.
+
+        The quantile of a normal law with the draws' mean and deviation; few draws have no such quantile.
 
         ``tokens`` maps a matrix [p_q, p_k] to token units [d, d].
         """
@@ -148,4 +154,4 @@ class NoiseEdge:
             rest = rest - kernel.left @ (kernel.left.T @ rest)
             rest = rest - (rest @ kernel.right) @ kernel.right.T
             tops.append(float(xp.linalg.matrix_norm(rest, ord=2)))
-        return float(np.quantile(tops, level))
+        return float(np.mean(tops)) + ONE_IN_TWENTY * float(np.std(tops, ddof=1))

@@ -246,7 +246,7 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
             upper=edge.spectrum.rank,
             reason=f"{verdict.reason}; yet the residual asks for more, by {more:.1f} standard deviations",
         )
-    limit = edge.quantile(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit_of(
+    limit = edge.printed(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit_of(
         task, model, final.lin.W
     )
     # Rank not counted yet shows in what a smaller rank leaves: whether that is noise, the whole kernel tells.

@@ -110,5 +110,5 @@ def _edge(pairs: Pairs, student: Trained, seed: int) -> tuple[float | None, int 
     free = max(pairs.sample.rows * width - unknowns, 1)
     found.sigma = math.sqrt(float(np.sum(student.seen)) / free * sample.rows / pairs.sample.rows)
     verdict = found.decide()
-    limit = found.quantile(verdict.rank, lambda matrix: _in_tokens(quotient, matrix))
+    limit = found.printed(verdict.rank, lambda matrix: _in_tokens(quotient, matrix))
     return limit / pairs.scale * _gauge(quotient, at.lin.W), verdict.rank, verdict.upper
