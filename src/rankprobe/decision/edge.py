@@ -140,7 +140,7 @@ class NoiseEdge:
         return float(np.mean(norms)) <= NEGLIGIBLE
 
     def printed(self, rank: int, tokens: Callable[[Array], Array]) -> float:
-        """Edge in the units of the printed singular values: noise beside rank ``rank`` passes it 1 in 20 times.
+        """Edge in the units of the printed singular values: noise beside ``rank`` values passes it 1 in 20.
 
         The quantile of a normal law with the draws' mean and deviation; few draws have no such quantile.
 
