@@ -127,7 +127,7 @@ class NoiseEdge:
             score, after = self.score(rank - 1), self.score(rank)
             reason = f"singular value {rank} is {score:.1f} standard deviations above the noise"
             reason += f", value {rank + 1} {after:.1f}" if rank < top else ", and there are no more"
-        if upper == rank and not self._clear(rank):
+        if not self._clear(rank):
             upper, reason = top, f"{reason}; weaker ones could hide in the noise"
         return Verdict(rank, upper, reason)
 

@@ -55,7 +55,7 @@ def likeliest_cause(task: Task, outcome: Inversion) -> str:
 
 def needs_no_mixing(task: Task, outcome: Inversion) -> bool:
     """Whether a linear map of the token itself explains the outputs as well as the fit does."""
-    if outcome.r2_heldout is None:
+    if outcome.r2_heldout is None or outcome.r2_heldout < MUCH:
         return False
     alone = Trial.of(task.sampler, task.kind, task.causal, task.bias, True, rank=0)
     return alone.error <= 1.2 * (1.0 - outcome.r2_heldout)
