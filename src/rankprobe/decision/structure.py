@@ -49,7 +49,7 @@ class Structure:
     @property
     def limit(self) -> float:
         """Score that noise does not reach (about once in a million), with few sequences' heavier tail."""
-        return 5.0 * (1.0 + 9.0 / max(self.sequences, 1))
+        return 6.5 * (1.0 + 9.0 / max(self.sequences, 1))
 
     @property
     def worst(self) -> str | None:

@@ -17,6 +17,9 @@ from rankprobe.solver.start import first_kernel
 TRIAL_RANK = 12
 """Rank of the trial fits: enough to tell kinds apart, cheap where tokens are wide."""
 
+SLIGHTLY = 1.1
+"""Kinds that leave errors within this factor may be the same to the data."""
+
 QUICK = Settings(outer=12, inner=30, stall=0.02, last_ridge=1e-6)
 
 
@@ -73,6 +76,11 @@ class Trial:
         return self.model.squared_errors(self.fit, self.test)
 
     def as_good_as(self, other: Trial) -> bool:
-        """Whether chance alone may make the difference to ``other``, on the same sequences."""
+        """Whether chance alone may make the difference to ``other``, on the same sequences, and it is slight.
+
+        Few sequences make much look like chance.
+        """
         difference = self.errors - other.errors
+        if self.error > SLIGHTLY * other.error:
+            return False
         return float(np.mean(difference)) <= 3.0 * float(np.std(difference)) / math.sqrt(len(difference))
