@@ -230,12 +230,15 @@ def _whole(task: Task, model: Model, first: int) -> Inversion:
         # What attention of this kind cannot fit, it does not fit on more sequences either.
         if open_ and count < task.sequences and not (count >= PATIENCE * first and structure(whole).found):
             count = min(task.sequences, 2 * count)
+            if not whole.converged:
+                # A fit lost on few sequences leads the next astray.
+                start, settings = None, Settings(ridge_fall=100.0, tight=True)
             continue
         size = count
         if not open_:
             size = min(task.sequences, _confirming(model, whole, verdict.rank, count))
         problem = problem if size == count else model.problem(task.sampler.take(size), dtype)
-        final = fit(problem, start.truncated(verdict.rank), values, rng, WARM, task.report)
+        final = fit(problem, whole.kernel.truncated(verdict.rank), values, rng, WARM, task.report)
         more = score_for_more(final, rng)
         if more <= CONFIRMED or size == count:
             break
