@@ -296,19 +296,19 @@ def test_standard_input(pair: Path, estimator: FakeEstimator) -> None:  # noqa: 
 
 
 def test_save_appends_and_output_goes_elsewhere(pair: Path, heads: Path, tmp_path: Path) -> None:
-    from rankprobe.data import read_estimates
+    from rankprobe.data import read_results
 
     assert run("estimate", pair, "--save").code == 0
     assert run("estimate", pair, "--save").code == 0
-    assert [record["rank"] for record in read_estimates(pair)] == [4, 4]
+    assert [record["rank"] for record in read_results(pair)] == [4, 4]
     other = tmp_path / "out.h5"
     ran = run("estimate", pair, heads, "-o", other)
     assert ran.code == 0, ran.err
-    assert [record["head"] for record in read_estimates(other)] == [None, 0, 1, 2, 3, 4, 5]
+    assert [record["head"] for record in read_results(other)] == [None, 0, 1, 2, 3, 4, 5]
     refused = run("estimate", pair, "-o", other)
     assert refused.code == 3 and "--force" in refused.err and refused.out == ""
     assert run("estimate", pair, "-o", other, "--force").code == 0
-    assert len(read_estimates(other)) == 1
+    assert len(read_results(other)) == 1
     assert run("estimate", pair, "-o", pair, "--force").code == 2
 
 
@@ -337,7 +337,7 @@ def test_a_file_name_cannot_reach_the_terminal_as_an_escape_code(pair: Path) -> 
 
 
 def test_results_of_a_file_are_saved_when_a_later_head_fails(heads: Path, estimator: FakeEstimator) -> None:  # noqa: F811
-    from rankprobe.data import read_estimates
+    from rankprobe.data import read_results
 
     def fail(pairs: Any, *, head: int, **options: Any) -> Any:
         if head == 2:
@@ -347,7 +347,7 @@ def test_results_of_a_file_are_saved_when_a_later_head_fails(heads: Path, estima
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rankprobe.estimate", fail)
         assert run("estimate", heads, "--save").code == 3
-    assert [record["head"] for record in read_estimates(heads)] == [0, 1]
+    assert [record["head"] for record in read_results(heads)] == [0, 1]
 
 
 def test_results_stream_as_they_finish(heads: Path, estimator: FakeEstimator) -> None:  # noqa: F811

@@ -14,7 +14,7 @@ import torch
 
 from cli_support import run
 from rankprobe.cli.progress import Meter
-from rankprobe.data import read_records
+from rankprobe.data import read_results
 
 torch.set_num_threads(1)
 
@@ -46,7 +46,7 @@ def test_recovery_and_estimate_agree_and_are_compared(tmp_path: Path, pairs: Pat
     assert [student["seed"] for student in found["students"]] == [0, 1]
     assert found["versions"]["torch"] == torch.__version__
     assert "train-recover" in found["command"]
-    (kept,) = read_records(path, "recovery")
+    (kept,) = read_results(path, home="recovery")
     assert kept["students"] == found["students"]
     # What estimate has saved is not estimated again.
     assert run("estimate", path, "--save", "--threads", 1).code == 0

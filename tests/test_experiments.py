@@ -15,7 +15,7 @@ import torch
 
 from cli_support import run
 from rankprobe import spectra
-from rankprobe.data import read_records
+from rankprobe.data import read_results
 from rankprobe.errors import DataError, UsageError
 from rankprobe.experiments import reproduce, table1, table2, table3, table4, table5
 from rankprobe.experiments.table import Entry
@@ -131,12 +131,12 @@ def test_killed_in_the_middle_no_finished_cell_runs_twice(
     process = subprocess.Popen([sys.executable, "-c", script, str(path)])
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
-        if path.exists() and len(read_records(path, "cells")) >= 2:
+        if path.exists() and len(read_results(path, home="cells")) >= 2:
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    finished = [json.dumps(record["cell"]) for record in read_records(path, "cells")]
+    finished = [json.dumps(record["cell"]) for record in read_results(path, home="cells")]
     assert 2 <= len(finished) < 5
     ran: list[str] = []
     run_cell = table2.run

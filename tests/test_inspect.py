@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cli_support import run
-from rankprobe.data import describe, open_pairs, save_estimates
+from rankprobe.data import describe, open_pairs, save_results
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((6, 4, 5))
@@ -85,7 +85,7 @@ def test_json_tells_everything(tmp_path: Path) -> None:
         file["X"].attrs["unit"] = h5py.Empty("f4")
         file["away"] = h5py.ExternalLink("other.h5", "/X")
         file["group/gone"] = h5py.SoftLink("/nowhere")
-    save_estimates(path, [{"rank": 3}], run="mine")
+    save_results(path, [{"rank": 3}], run="mine")
     ran = run("inspect", "--format", "json", path)
     assert ran.code == 0
     document = json.loads(ran.out)
@@ -126,7 +126,7 @@ def test_saved_estimates_are_listed(tmp_path: Path) -> None:
     path = make(tmp_path / "a.h5", X=X, Y=Y)
     noted = {"file": "b.h5", "estimator": "v-unknown", "status": "misfit"}
     for run_name, rank in (("one", 4), ("two", None)):
-        save_estimates(path, [{**noted, "rank": rank, "head": head} for head in (3, None)], run=run_name)
+        save_results(path, [{**noted, "rank": rank, "head": head} for head in (3, None)], run=run_name)
     (record,) = json.loads(run("inspect", "--format", "json", path).out)["results"]
     times = [one.pop("saved") for one in record["estimates"]]
     assert all(abs(datetime.now(UTC) - datetime.fromisoformat(time)) < timedelta(minutes=1) for time in times)

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
-from rankprobe.data import open_pairs, read_estimates, save_estimates, write_pairs
+from rankprobe.data import open_pairs, read_results, save_results, write_pairs
 from rankprobe.errors import DataError, UsageError
 
 ONES = np.ones((4, 3, 2))
@@ -167,28 +167,28 @@ def test_results_are_appended_beside_the_data(tmp_path: Path) -> None:
     write_pairs(path, iter([(ONES, ONES)]), **SIZES)
     path.chmod(0o604)
     with open_pairs(path) as pairs:  # as estimate --save does: the input is still open
-        run = save_estimates(path, [record(4), record(5)])
+        run = save_results(path, [record(4), record(5)])
         assert np.array_equal(pairs.read([1])[0], ONES[:1])
-    assert save_estimates(f"{path}::/g", [record(6)], run="mine") == "mine"
-    assert save_estimates(path, [record(7)], run="mine") == "mine"
-    assert read_estimates(path) == [clean(4), clean(5), clean(6), clean(7)]
-    assert read_estimates(path, "mine") == [clean(6), clean(7)] and run != "mine"
+    assert save_results(f"{path}::/g", [record(6)], run="mine") == "mine"
+    assert save_results(path, [record(7)], run="mine") == "mine"
+    assert read_results(path) == [clean(4), clean(5), clean(6), clean(7)]
+    assert read_results(path, "mine") == [clean(6), clean(7)] and run != "mine"
     assert path.stat().st_mode & 0o777 == 0o604 and names(tmp_path) == ["p.h5"]
     with h5py.File(path) as file:
         assert np.array_equal(file["X"], ONES) and np.array_equal(file["Y"], ONES)
         assert file[f"estimates/{run}/000000"].attrs["rank"] == 4
         assert list(file[f"estimates/{run}/000000/singular_values"]) == [2.0, 1.0]
     with pytest.raises(DataError, match="no such run; there are"):
-        read_estimates(path, "other")
+        read_results(path, "other")
 
 
 def test_results_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "r.h5"
-    save_estimates(path, [record(4)])
-    save_estimates(path, [record(5)])
-    assert read_estimates(path) == [clean(4), clean(5)]
-    save_estimates(path, [record(6)], replace=True)
-    assert read_estimates(path) == [clean(6)]
+    save_results(path, [record(4)])
+    save_results(path, [record(5)])
+    assert read_results(path) == [clean(4), clean(5)]
+    save_results(path, [record(6)], replace=True)
+    assert read_results(path) == [clean(6)]
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x89HDF\r\n\x1a\n" + b"\0" * 90])
@@ -196,7 +196,7 @@ def test_results_never_replace_what_is_not_hdf5(tmp_path: Path, content: bytes) 
     path = tmp_path / "p.h5"
     path.write_bytes(content)
     with pytest.raises(DataError, match=str(path)):
-        save_estimates(path, [record(4)])
+        save_results(path, [record(4)])
     assert path.read_bytes() == content and names(tmp_path) == ["p.h5"]
 
 
@@ -207,17 +207,17 @@ def test_a_live_writer_is_not_disturbed(tmp_path: Path) -> None:
         h5py.File(path, "r+", locking=True),
         pytest.raises(DataError, match="is locked by a process that writes it"),
     ):
-        save_estimates(path, [record(4)])
-    save_estimates(path, [record(4)])
+        save_results(path, [record(4)])
+    save_results(path, [record(4)])
 
 
 SAVER = """
 import sys
-from rankprobe.data import save_estimates
+from rankprobe.data import save_results
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[2])):
-    save_estimates(sys.argv[1], [{"rank": number}])
+    save_results(sys.argv[1], [{"rank": number}])
 """
 
 
@@ -252,7 +252,7 @@ def test_processes_that_save_into_one_file_lose_nothing(tmp_path: Path) -> None:
     for process in both:
         go(process)
     assert [finish(process) for process in both] == [0, 0]
-    assert sorted(one["rank"] for one in read_estimates(path)) == sorted([*range(15), *range(15)])
+    assert sorted(one["rank"] for one in read_results(path)) == sorted([*range(15), *range(15)])
 
 
 def test_a_killed_save_leaves_a_whole_file(tmp_path: Path) -> None:
@@ -267,4 +267,4 @@ def test_a_killed_save_leaves_a_whole_file(tmp_path: Path) -> None:
         finish(process)
         with open_pairs(path) as pairs:
             assert np.array_equal(pairs.read(slice(None))[0], ONES)
-        read_estimates(path)
+        read_results(path)

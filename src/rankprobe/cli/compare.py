@@ -48,7 +48,7 @@ def compare(
       rankprobe compare t.h5
       rankprobe compare --format tsv t.h5
     """
-    from rankprobe.data import read_estimates, read_records, split_path
+    from rankprobe.data import read_results, split_path
 
     env = environment(context)
     with opened(env, file, {"allow_external": allow_external}) as pairs:
@@ -56,8 +56,8 @@ def compare(
     group = split_path(file)[1]
     rows = list(_teacher(truth)) if truth is not None else []
     if file != "-":
-        rows += [row for record in read_estimates(file) if _here(record, group) for row in _estimates(record)]
-        kept = read_records(file, "recovery")
+        rows += [row for record in read_results(file) if _here(record, group) for row in _estimates(record)]
+        kept = read_results(file, home="recovery")
         rows += [row for record in kept if _here(record, group) for row in _recoveries(record)]
     if not rows:
         raise DataError(f"{file}: holds no teacher, estimate or recovery; run estimate --save first")

@@ -241,14 +241,14 @@ def estimate(
                         env.note(answer.reason(record))
             drawn += records if plot is not None else []
             if records and (save or output is not None):
-                from rankprobe.data import save_estimates
+                from rankprobe.data import save_results
 
                 # File by file, so that what an interrupt costs is one file's results.
                 with _reported(env, codes):
                     if output is None:
-                        save_estimates(file, records)
+                        save_results(file, records)
                     else:
-                        run = save_estimates(output, records, run=run, replace=force and run is None)
+                        run = save_results(output, records, run=run, replace=force and run is None)
     if plot is not None:
         with _reported(env, codes):
             if not view.save_figure(plot, drawn, force=force):

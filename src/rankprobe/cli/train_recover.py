@@ -180,9 +180,9 @@ def train_recover(
                 sink.add(record)
                 records.append(record)
                 if save:
-                    from rankprobe.data import keep_records
+                    from rankprobe.data import save_results
 
-                    keep_records(file, "recovery", [record])
+                    save_results(file, [record], home="recovery")
             codes.append(ExitCode.OK if Verdict(found.verdict).usable else ExitCode.UNUSABLE)
             if quiet and codes[-1]:
                 env.note(note(record))

@@ -192,12 +192,12 @@ def resumable(env: Environment, checkpoint: str | None) -> Iterator[None]:
 
 def saved_estimate(file: str, head: int | None, *, curve: bool) -> dict[str, Any] | None:
     """The last estimate under /estimates of this head with V unknown (and with a curve, if asked for)."""
-    from rankprobe.data import read_estimates, split_path
+    from rankprobe.data import read_results, split_path
 
     if _is_stdin(file):
         return None
     group = split_path(file)[1]
-    for record in reversed(read_estimates(file)):
+    for record in reversed(read_results(file)):
         answer = record.get("estimates", {}).get("v-unknown")
         same = record.get("head") == head and split_path(str(record.get("file")))[1] == group
         if answer is None or not same or answer.get("solver") != "gauss-newton":

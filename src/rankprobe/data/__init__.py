@@ -1,6 +1,6 @@
 """Pair files: the only part of rankprobe that knows HDF5.
 
-``open_pairs`` reads, ``write_pairs`` writes, ``save_estimates`` and ``read_estimates`` keep results beside
+``open_pairs`` reads, ``write_pairs`` writes, ``save_results`` and ``read_results`` keep results beside
 the data, ``describe`` says what a file holds. Importing this package loads neither h5py nor numpy.
 """
 
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankprobe.data._atomic import replacing
     from rankprobe.data._describe import DatasetDescription, FileDescription, PairDescription, describe
-    from rankprobe.data._kept import keep_records, read_records
     from rankprobe.data._pairs import PairFile, open_pairs
     from rankprobe.data._paths import split_path
-    from rankprobe.data._results import read_estimates, save_estimates
+    from rankprobe.data._results import read_results, save_results
     from rankprobe.data._write import write_pairs
 
 _HOMES = {
@@ -23,13 +22,11 @@ _HOMES = {
     "FileDescription": "_describe",
     "PairDescription": "_describe",
     "describe": "_describe",
-    "keep_records": "_kept",
     "PairFile": "_pairs",
     "open_pairs": "_pairs",
-    "read_estimates": "_results",
-    "read_records": "_kept",
+    "read_results": "_results",
     "replacing": "_atomic",
-    "save_estimates": "_results",
+    "save_results": "_results",
     "split_path": "_paths",
     "write_pairs": "_write",
 }
@@ -40,12 +37,10 @@ __all__ = [
     "PairDescription",
     "PairFile",
     "describe",
-    "keep_records",
     "open_pairs",
-    "read_estimates",
-    "read_records",
+    "read_results",
     "replacing",
-    "save_estimates",
+    "save_results",
     "split_path",
     "write_pairs",
 ]

@@ -1,4 +1,7 @@
-"""Results kept beside the data, under ``/estimates/<run>``; the file is never left worse than it was.
+"""Results kept beside the data, under ``/<home>/<run>``; the file is never left worse than it was.
+
+Estimates are at home in ``/estimates``, what training recovers in ``/recovery``, an experiment's cells in
+``/cells``.
 
 HDF5 changed in place cannot survive a kill, so a copy is changed and renamed over the file. Two processes
 that save into one file wait for each other.
@@ -34,14 +37,15 @@ except ImportError:  # Windows: saves from several processes are not ordered the
     _CAN_LOCK = False
 
 
-def save_estimates(
+def save_results(
     path: str | os.PathLike[str],
     records: Sequence[Mapping[str, Any]],
     *,
+    home: str = "estimates",
     run: str | None = None,
     replace: bool = False,
 ) -> str:
-    """Append results to ``path`` under ``/estimates/<run>/<number>``; return the run's name.
+    """Append results to ``path`` under ``/<home>/<run>/<number>``; return the run's name.
 
     A file that does not exist is made. Whenever the process dies, ``path`` is the old file or the new one.
     The ``json`` dataset of a result holds all of it; its numbers, texts and lists of numbers are attributes
@@ -65,31 +69,31 @@ def save_estimates(
     label, _ = split_path(path)
     if replace or not Path(label).exists():
         with replacing(label, force=replace) as temporary, opened_to_write(temporary, "w", label) as file:
-            return _append(file, records, run, label)
+            return _append(file, home, records, run, label)
     with _alone(label) as source:
         with replacing(label, force=True) as temporary:
             _copy(source, temporary, label)
             with opened_to_write(temporary, "r+", label) as file:
-                name = _append(file, records, run, label)
+                name = _append(file, home, records, run, label)
         return name
 
 
-def read_estimates(path: str | os.PathLike[str], run: str | None = None) -> list[dict[str, Any]]:
-    """Results saved in ``path`` (of one run, or of all in order), as they were given.
+def read_results(
+    path: str | os.PathLike[str], run: str | None = None, *, home: str = "estimates"
+) -> list[dict[str, Any]]:
+    """Results saved under ``/<home>`` of ``path`` (of one run, or of all in order), as they were given.
 
     Raises :class:`DataError` when the file cannot be read or a result is damaged.
     """
     label, _ = split_path(path)
     out: list[dict[str, Any]] = []
     with open_file(label) as file:
-        home = locate(file, "/estimates", label)
-        runs = _members(home.obj, f"{label}::/estimates") if home is not None else []
+        top = locate(file, join("/", home), label)
+        runs = _members(top.obj, f"{label}::/{home}") if top is not None else []
         for one in runs if run is None else [run]:
-            group = locate(file, join("estimates", one), label)
+            group = locate(file, join(home, one), label)
             if group is None or not isinstance(group.obj, h5py.Group):
-                raise DataError(
-                    f"{label}::/estimates/{one}: no such run; there are {', '.join(runs) or 'none'}"
-                )
+                raise DataError(f"{label}::/{home}/{one}: no such run; there are {', '.join(runs) or 'none'}")
             for number in _members(group.obj, f"{label}::{group.path}"):
                 at = join(group.path, number, "json")
                 found = locate(file, at, label)
@@ -107,17 +111,17 @@ def _members(group: Any, label: str) -> list[str]:
     return sorted(children(group, label)) if isinstance(group, h5py.Group) else []
 
 
-def _append(file: Any, records: Sequence[Mapping[str, Any]], run: str | None, label: str) -> str:
+def _append(file: Any, home: str, records: Sequence[Mapping[str, Any]], run: str | None, label: str) -> str:
     try:
-        home = file.require_group("estimates")
+        runs = file.require_group(home)
         name, now = run, datetime.now(UTC)
         if name is None:
             stamp = name = now.strftime("%Y%m%dT%H%M%SZ")
             number = 1
-            while name in home:
+            while name in runs:
                 number += 1
                 name = f"{stamp}-{number:03d}"
-        group = home.require_group(name)
+        group = runs.require_group(name)
         for number, record in enumerate(records, len(group)):
             _store(group.create_group(f"{number:06d}"), record)
             group[f"{number:06d}"].attrs["saved"] = now.isoformat(timespec="seconds")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rankprobe
-from rankprobe.data import keep_records, read_records
+from rankprobe.data import read_results, save_results
 from rankprobe.errors import UsageError
 from rankprobe.experiments.table import Cell, Result, Table
 
@@ -59,7 +59,7 @@ def reproduce(
             # As a later process would read it: a resumed table is the same to the last digit.
             kept = json.loads(json.dumps(kept))
             if path is not None:
-                keep_records(path, HOME, [kept], run=name)
+                save_results(path, [kept], home=HOME, run=name)
         done.append((cell, kept["result"]))
         seconds += kept["seconds"]
     notes = module.notes(done) if hasattr(module, "notes") else []
@@ -71,7 +71,7 @@ def reproduce(
 def _known(path: str | None) -> dict[str, dict[str, Any]]:
     if path is None or not Path(path).exists():
         return {}
-    return {_key(record["cell"]): record for record in read_records(path, HOME) if "cell" in record}
+    return {_key(record["cell"]): record for record in read_results(path, home=HOME) if "cell" in record}
 
 
 def _key(cell: Cell) -> str:
