@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def _interval(value: Any) -> str:
+def interval(value: Any) -> str:
     return f"[{value[0]}, {value[1]}]" if value else short(None)
 
 
@@ -24,7 +24,7 @@ COLUMNS = (
     Column("head", right=True, unless="empty"),
     Column("estimator", unless="same"),
     Column("rank", right=True),
-    Column("interval", show=_interval),
+    Column("interval", show=interval),
     Column("status"),
     Column("energy_rank", right=True, rank=3),
     Column("energy_rank_data", right=True, rank=6),

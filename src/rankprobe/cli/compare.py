@@ -6,11 +6,12 @@ from typing import Any
 
 import typer
 
-from rankprobe.cli.answer import _interval
+from rankprobe.cli.answer import interval
 from rankprobe.cli.exit_codes import ExitCode
+from rankprobe.cli.inputs import opened
 from rankprobe.cli.options import DebugOption, FormatOption, QuietOption, environment
 from rankprobe.cli.output import Column, Record, Sink
-from rankprobe.cli.training import ExternalOption, FileArgument, opened
+from rankprobe.cli.training import ExternalOption, FileArgument
 from rankprobe.errors import DataError
 
 COLUMNS = (
@@ -18,7 +19,7 @@ COLUMNS = (
     Column("name"),
     Column("head", right=True, unless="empty"),
     Column("rank", right=True),
-    Column("rank_interval", show=_interval),
+    Column("rank_interval", show=interval),
     Column("effective_rank", right=True, rank=1),
     Column("energy_rank", right=True),
     Column("stable_rank", right=True, rank=2),

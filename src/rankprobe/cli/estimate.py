@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from rankprobe.cli import curve as view
 from rankprobe.cli.environment import ClosedOutputError, Environment
 from rankprobe.cli.exit_codes import ExitCode, worst
 from rankprobe.cli.failures import report
+from rankprobe.cli.inputs import heads_of, held_threads, is_stdin, opened
 from rankprobe.cli.options import (
     DebugOption,
     FormatOption,
@@ -26,9 +27,6 @@ from rankprobe.cli.options import (
 from rankprobe.cli.output import Format, Record, Sink
 from rankprobe.cli.progress import Meter
 from rankprobe.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from rankprobe.data import PairFile
 
 SolverName = Literal["gauss-newton", "paper"]
 AttentionName = Literal["auto", "softmax", "linear", "fixed_operator"]
@@ -227,7 +225,7 @@ def estimate(
     run: str | None = None
     drawn: list[Record] = []
     sink = _sink(env, format_, quiet, curve=options["curve"], tolerance=tolerance)
-    with sink, _threads(threads) as used:
+    with sink, held_threads(threads) as used:
         for file in files:
             records: list[Record] = []
             for record in _estimate_file(env, file, opening, wanted, options, used, codes):
@@ -293,13 +291,9 @@ def _check(
     force: bool,
 ) -> None:
     """Refuse what cannot end well before any work is done."""
-    stdin = [file for file in files if _is_stdin(file)]
+    stdin = [file for file in files if is_stdin(file)]
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only; name - once")
-    if stdin and env.stdin_isatty:
-        raise UsageError(
-            "- reads a pair file from standard input, which is a terminal; pipe one or name a file"
-        )
     if stdin and save:
         raise UsageError("--save cannot append to standard input; pass -o FILE")
     if save and output is not None:
@@ -308,7 +302,7 @@ def _check(
         raise UsageError("-o names an HDF5 file; what goes to standard output is chosen with --format")
     if output is not None:
         target = Path(output)
-        if any(not _is_stdin(file) and Path(file).exists() and _same(target, Path(file)) for file in files):
+        if any(not is_stdin(file) and Path(file).exists() and _same(target, Path(file)) for file in files):
             raise UsageError(f"-o {output} is an input file; pass --save to append to it")
         if target.exists() and not force:
             raise DataError(f"{output}: exists; pass --force to replace it")
@@ -316,10 +310,6 @@ def _check(
 
 def _same(one: Path, other: Path) -> bool:
     return one.exists() and one.samefile(other)
-
-
-def _is_stdin(file: str) -> bool:
-    return file == "-" or (file.startswith("-::") and not Path(file).exists())
 
 
 def _estimate_file(
@@ -333,49 +323,20 @@ def _estimate_file(
 ) -> Iterator[Record | None]:
     """One record a head of ``file``; None for each that an error, which is reported, leaves without."""
     import rankprobe
-    from rankprobe.data import open_pairs
 
     left = 1 if wanted is None else len(wanted)
-    with _reported(env, codes):
-        stream = None
-        if _is_stdin(file):
-            if env.stdin is None:
-                raise DataError("-: standard input is closed; pipe a pair file or name one")
-            stream = env.stdin.buffer
-        with open_pairs(file, stream=stream, **opening) as pairs:
-            heads = _heads(pairs, wanted, file)
-            left = len(heads)
-            for head in heads:
-                with Meter(env, answer.label(file, head)) as meter:
-                    result = rankprobe.estimate(pairs, head=head, progress=meter, **options)
-                left -= 1
-                yield {
-                    **result.to_dict(),
-                    "file": file,
-                    "head": head,
-                    "command": shlex.join(["rankprobe", *env.argv]),
-                    "threads": threads,
-                }
+    with _reported(env, codes), opened(env, file, opening) as pairs:
+        heads = heads_of(pairs, wanted, file)
+        left = len(heads)
+        for head in heads:
+            with Meter(env, answer.label(file, head)) as meter:
+                result = rankprobe.estimate(pairs, head=head, progress=meter, **options)
+            left -= 1
+            yield {
+                **result.to_dict(),
+                "file": file,
+                "head": head,
+                "command": shlex.join(["rankprobe", *env.argv]),
+                "threads": threads,
+            }
     yield from [None] * left
-
-
-def _heads(pairs: "PairFile", wanted: list[int] | None, file: str) -> list[int] | list[None]:
-    if pairs.heads is None:
-        if wanted is not None:
-            raise UsageError(f"{file}: Y has no axis for heads; leave out --head, or pass --heads H")
-        return [None]
-    heads = list(range(pairs.heads)) if wanted is None else wanted
-    if max(heads) >= pairs.heads:
-        raise UsageError(f"{file}: there is no head {max(heads)}; Y holds heads 0 to {pairs.heads - 1}")
-    return heads
-
-
-@contextlib.contextmanager
-def _threads(limit: int | None) -> Iterator[int]:
-    """Hold the linear algebra to ``limit`` threads; yields how many it may use."""
-    import numpy  # noqa: F401  loads the library whose threads are counted
-    from threadpoolctl import ThreadpoolController
-
-    controller = ThreadpoolController()
-    with controller.limit(limits=limit):
-        yield max((pool["num_threads"] for pool in controller.info()), default=1)

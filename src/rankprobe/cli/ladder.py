@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rankprobe.cli.exit_codes import ExitCode
+from rankprobe.cli.inputs import opened
 from rankprobe.cli.options import DebugOption, FormatOption, environment
 from rankprobe.cli.output import Column, Record, Sink
 from rankprobe.cli.progress import Meter
@@ -20,7 +21,6 @@ from rankprobe.cli.training import (
     StepsOption,
     ThreadsOption,
     at_least,
-    opened,
     threads,
 )
 

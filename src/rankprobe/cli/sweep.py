@@ -8,6 +8,7 @@ import typer
 
 from rankprobe.cli.answer import label
 from rankprobe.cli.exit_codes import ExitCode, worst
+from rankprobe.cli.inputs import heads_of, opened
 from rankprobe.cli.options import DebugOption, FormatOption, QuietOption, environment, parse_heads
 from rankprobe.cli.output import Column, Record, Sink, short
 from rankprobe.cli.progress import Meter
@@ -41,8 +42,6 @@ from rankprobe.cli.training import (
     YOption,
     at_least,
     checkpoint_of,
-    heads_of,
-    opened,
     provenance,
     resumable,
     saved_estimate,
@@ -155,7 +154,7 @@ def sweep(
         from rankprobe.training import sweep as trained
 
         schedule = Schedule.of(optimizer, steps, patience, adam_steps=1500)
-        for each in heads_of(pairs, head, file):
+        for each in heads_of(pairs, parse_heads(head), file):
             at = checkpoint_of(file, each, "sweep", checkpoint)
             prepared = prepare(
                 pairs, head=each, attention=attention, causal="auto" if causal is None else causal, bias=bias,

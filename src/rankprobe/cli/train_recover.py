@@ -8,7 +8,8 @@ import typer
 
 from rankprobe.cli.answer import label
 from rankprobe.cli.exit_codes import ExitCode, worst
-from rankprobe.cli.options import DebugOption, FormatOption, QuietOption, environment
+from rankprobe.cli.inputs import heads_of, opened
+from rankprobe.cli.options import DebugOption, FormatOption, QuietOption, environment, parse_heads
 from rankprobe.cli.output import Column, Record, Sink, short
 from rankprobe.cli.progress import Meter
 from rankprobe.cli.training import (
@@ -42,8 +43,6 @@ from rankprobe.cli.training import (
     at_least,
     check_save,
     checkpoint_of,
-    heads_of,
-    opened,
     provenance,
     resumable,
     saved_estimate,
@@ -155,7 +154,7 @@ def train_recover(
         from rankprobe.training.recovery import Verdict
 
         schedule = Schedule.of(optimizer, steps, patience, adam_steps=2500)
-        for each in heads_of(pairs, head, file):
+        for each in heads_of(pairs, parse_heads(head), file):
             at = checkpoint_of(file, each, "train-recover", checkpoint)
             prepared = prepare(
                 pairs, head=each, attention=attention, causal="auto" if causal is None else causal, bias=bias,

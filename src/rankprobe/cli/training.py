@@ -4,7 +4,7 @@
 import contextlib
 import platform
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,11 +15,8 @@ from rankprobe.cli.estimate import (
     AttentionName,
     DtypeName,
     NanName,
-    _heads,
-    _is_stdin,
-    _threads,
 )
-from rankprobe.cli.options import parse_heads
+from rankprobe.cli.inputs import held_threads, is_stdin
 from rankprobe.cli.output import Record
 from rankprobe.errors import DataError, UsageError
 
@@ -122,25 +119,6 @@ ThreadsOption = Annotated[
 ]
 
 
-def opened(
-    env: Environment, file: str, opening: Mapping[str, Any]
-) -> contextlib.AbstractContextManager["PairFile"]:
-    """The pair file named on the command line, or on standard input."""
-    from rankprobe.data import open_pairs
-
-    stream = None
-    if _is_stdin(file):
-        if env.stdin is None or env.stdin_isatty:
-            raise UsageError("- reads a pair file from standard input; pipe one, or name a file")
-        stream = env.stdin.buffer
-    return open_pairs(file, stream=stream, **opening)
-
-
-def heads_of(pairs: "PairFile", head: str | None, file: str) -> list[int] | list[None]:
-    """The heads asked for; [None] where Y has no axis for them."""
-    return _heads(pairs, parse_heads(head), file)
-
-
 @contextlib.contextmanager
 def threads(limit: int | None) -> Iterator[int]:
     """Hold numpy's and torch's linear algebra to ``limit`` threads; yields how many may be used.
@@ -154,7 +132,7 @@ def threads(limit: int | None) -> Iterator[int]:
 
     if limit is not None and limit < 1:
         raise UsageError(f"--threads must be at least 1, not {limit}")
-    with _threads(limit) as used:
+    with held_threads(limit) as used:
         before = torch.get_num_threads()
         torch.set_num_threads(used)
         try:
@@ -168,7 +146,7 @@ def checkpoint_of(file: str, head: int | None, command: str, given: str | None) 
     if given is not None:
         named = Path(given)
         return given if head is None else str(named.with_name(f"{named.stem}.{head}{named.suffix}"))
-    if _is_stdin(file):
+    if is_stdin(file):
         return None
     from rankprobe.data import split_path
 
@@ -194,7 +172,7 @@ def saved_estimate(file: str, head: int | None, *, curve: bool) -> dict[str, Any
     """The last estimate under /estimates of this head with V unknown (and with a curve, if asked for)."""
     from rankprobe.data import read_results, split_path
 
-    if _is_stdin(file):
+    if is_stdin(file):
         return None
     group = split_path(file)[1]
     for record in reversed(read_results(file)):
@@ -239,7 +217,7 @@ def at_least(**values: tuple[int | None, int]) -> None:
 
 def check_save(file: str, save: bool) -> None:
     """Refuse to append to what cannot be appended to."""
-    if save and _is_stdin(file):
+    if save and is_stdin(file):
         raise UsageError("--save cannot append to standard input; name a file")
     if save and not Path(_path(file)).exists():
         raise DataError(f"{_path(file)}: does not exist; check the name")

@@ -14,7 +14,7 @@ from rankprobe.estimators.choose import choose_kind
 from rankprobe.estimators.inversion import Refusal, Task, invert
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
-from rankprobe.estimators.source import ArraySource, Sampler, Source
+from rankprobe.estimators.source import Sampler, Source, source_of
 from rankprobe.estimators.tolerance import Tolerance
 from rankprobe.solver.parallel import workers
 
@@ -81,17 +81,8 @@ def estimate(
     ------
     UsageError, DataError : the call or the data cannot be used as they are.
     """
-    source: Source
-    if Y is not None:
-        source = ArraySource(X, Y, V, mask)
-    elif hasattr(X, "read"):
-        source = X
-    else:
-        raise UsageError("estimate needs Y [n, T, d_v] beside X, or an open pair file as X")
+    source = source_of(X, Y, V, mask)
     names = _names(estimators, source, head)
-    heads = getattr(source, "heads", None)
-    if heads is not None and (head is None or not 0 <= head < heads):
-        raise UsageError(f"Y holds {heads} heads; name one of 0 to {heads - 1} as head")
     epsilon = None if tolerance is None else Tolerance.of(tolerance)
     curve = curve or epsilon is not None
     if curve and solver == "paper":

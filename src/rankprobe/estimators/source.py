@@ -28,6 +28,8 @@ class Source(Protocol):
     @property
     def value_dim(self) -> int: ...
     @property
+    def heads(self) -> int | None: ...
+    @property
     def storage_dtype(self) -> str: ...
     @property
     def attributes(self) -> Mapping[str, Any]: ...
@@ -169,6 +171,20 @@ def _numpy(array: Array) -> Array:
 def _dtype(array: Array) -> str:
     """Name of the element type, without its library."""
     return getattr(array.dtype, "name", None) or str(array.dtype).rsplit(".", 1)[-1]
+
+
+def source_of(
+    X: Array | Source, Y: Array | None, V: Array | None = None, mask: Array | None = None
+) -> Source:
+    """Arrays as a source, or the open pair file given as ``X``.
+
+    Raises :class:`UsageError` where neither is there, and what :class:`ArraySource` raises.
+    """
+    if Y is not None:
+        return ArraySource(X, Y, V, mask)
+    if hasattr(X, "read"):
+        return X
+    raise UsageError("a call needs Y [n, T, d_v] beside X, or an open pair file as X")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rankprobe.attention import Array
 from rankprobe.errors import DataError, UsageError
 from rankprobe.estimators.choose import choose_kind
 from rankprobe.estimators.model import Kind, Model, Sample
-from rankprobe.estimators.source import ArraySource, Sampler, Source
+from rankprobe.estimators.source import Sampler, Source, source_of
 from rankprobe.solver import Problem
 from rankprobe.tokens import Whitening
 
@@ -115,16 +115,7 @@ def prepare(
     ------
     UsageError, DataError : the call or the data cannot be used as they are.
     """
-    source: Source
-    if Y is not None:
-        source = ArraySource(X, Y, None, mask)
-    elif hasattr(X, "read"):
-        source = X
-    else:
-        raise UsageError("training needs Y [n, T, d_v] beside X, or an open pair file as X")
-    heads = getattr(source, "heads", None)
-    if heads is not None and (head is None or not 0 <= head < heads):
-        raise UsageError(f"Y holds {heads} heads; name one of 0 to {heads - 1} as head")
+    source = source_of(X, Y, mask=mask)
     if not 0.0 <= holdout < 1.0:
         raise UsageError(f"the share held out must be at least 0 and below 1, not {holdout}")
     if sequences is not None and sequences < 1:
