@@ -19,12 +19,12 @@ from rankprobe.solver import Fit
 DRAWS = 8
 
 
-def score_for_more(fit: Fit, rng: np.random.Generator, draws: int = DRAWS) -> float:
+def score_for_more(fit: Fit, rng: np.random.Generator) -> float:
     """Standard score of the best direction outside ``fit``'s rank; about 3 and above it is no noise."""
     most = min(int(fit.kernel.left.shape[0]), int(fit.kernel.right.shape[0]))
     if fit.kernel.rank >= most or fit.curvature.mean <= 0.0:
         return -math.inf
-    noise = [_outside(fit, fit.lin.ambient_gradient(noise_alike(fit, rng))) for _ in range(draws)]
+    noise = [_outside(fit, fit.lin.ambient_gradient(noise_alike(fit, rng))) for _ in range(DRAWS)]
     return standard_score(_outside(fit, fit.lin.ambient_gradient()), noise)
 
 

@@ -11,7 +11,8 @@ from rankprobe.attention import Array
 from rankprobe.errors import UsageError
 from rankprobe.estimators.answer import estimate_of
 from rankprobe.estimators.choose import choose_kind
-from rankprobe.estimators.inversion import Refusal, Task, invert
+from rankprobe.estimators.inversion import Refusal, Task
+from rankprobe.estimators.invert import invert
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
 from rankprobe.estimators.source import Sampler, Source, source_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankprobe import spectra
 from rankprobe.decision.edge import NoiseEdge
-from rankprobe.estimators.inversion import FULL_LIMIT
+from rankprobe.estimators.invert import FULL_LIMIT
 from rankprobe.estimators.model import Model
 from rankprobe.solver import FittedValueMap, Kernel, Settings, fit
 from rankprobe.training.data import Pairs
