@@ -96,7 +96,7 @@ def test_excess_agrees_with_another_minimiser():
 def test_kernels_in_factored_form_have_the_same_curve(n, heldout, monkeypatch):
     _, X, Y, _ = data_of("softmax_qk", 2, n, tokens=10, dim=12, seed=3)
     whole = curve_of(X, Y)
-    monkeypatch.setattr("rankprobe.estimators.inversion.FULL_LIMIT", 4)
+    monkeypatch.setattr("rankprobe.estimators.invert.FULL_LIMIT", 4)
     answer = curve_of(X, Y)
     assert (answer.kernel, answer.rank, answer.curve.heldout) == ("factored", 2, heldout)
     for one, two in zip(whole.curve.points, answer.curve.points, strict=True):
