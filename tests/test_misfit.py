@@ -122,7 +122,7 @@ def test_another_map_is_a_misfit_whose_cause_is_named(
     draw = Draws(5)
     answer = rankprobe.estimate(draw.X, outputs(draw) + draw.noise(), attention=attention, causal=is_causal)
     assert answer.status is Status.MISFIT, answer.message
-    assert answer.rank is None
+    assert answer.rank is None and answer.energy_rank is None
     assert cause in answer.message
 
 

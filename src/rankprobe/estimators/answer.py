@@ -49,22 +49,22 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
     verdict = outcome.verdict
     status, message = _status(task, outcome)
     told = status.usable or status is Status.DEGENERATE
-    values = _floats(outcome.kernel.values)
+    values, weighted = _floats(outcome.kernel.values), _floats(outcome.fit.kernel.values)
     energy = spectra.energy_rank(values)
     return Estimate(
         status=status,
         message=message,
-        # A number the data do not give, or give for another map, is no number.
+        # What the data do not give, or give for another map, is no number; the spectrum stays to look at.
         rank=verdict.rank if told else None,
         rank_interval=(verdict.rank, verdict.upper) if told else None,
         confidence=CONFIDENCE if told else None,
-        energy_rank=energy,
+        energy_rank=energy if told else None,
         energy_rank_interval=_around(energy, outcome.energy_error, len(values)) if told else None,
-        energy_rank_data=spectra.energy_rank(_floats(outcome.fit.kernel.values)),
-        effective_rank=spectra.effective_rank(values),
-        stable_rank=spectra.stable_rank(values),
+        energy_rank_data=spectra.energy_rank(weighted) if told else None,
+        effective_rank=spectra.effective_rank(values) if told else None,
+        stable_rank=spectra.stable_rank(values) if told else None,
         singular_values=values,
-        singular_values_data=_floats(outcome.fit.kernel.values),
+        singular_values_data=weighted,
         noise_edge=outcome.noise_edge,
         noise_sigma=outcome.sigma,
         r2_heldout=outcome.r2_heldout,
