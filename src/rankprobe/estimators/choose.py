@@ -7,7 +7,6 @@ from typing import Any
 from rankprobe.errors import DataError, UsageError
 from rankprobe.estimators.model import Kind
 from rankprobe.estimators.source import Sampler
-from rankprobe.estimators.trial import Trial
 
 _KINDS: dict[str, Kind] = {
     "softmax": "softmax",
@@ -51,6 +50,8 @@ def choose_kind(
     candidates = [(kind, mask) for kind in kinds for mask in masks]
     if len(candidates) == 1 or sampler.source.sequences < 2:
         return (*candidates[0], origin)
+    from rankprobe.estimators.trial import Trial
+
     trials = {candidate: Trial.of(sampler, *candidate, bias, residual) for candidate in candidates}
     errors = {candidate: trial.error for candidate, trial in trials.items()}
     least = trials[min(errors, key=lambda candidate: errors[candidate])]

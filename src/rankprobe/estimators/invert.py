@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from rankprobe.estimators.factored import invert_factored
 from rankprobe.estimators.inversion import EQUATIONS_PER_PARAMETER, Inversion, Refusal, Task, too_few
 from rankprobe.estimators.model import Model
 from rankprobe.estimators.result import Status
@@ -54,4 +53,6 @@ def invert(task: Task) -> Inversion | Refusal:
             return too_few(task.sequences, full, max(need, 2))
         first = math.ceil(EQUATIONS_PER_PARAMETER * full / (rows * source.value_dim))
         return invert_whole(task, model, max(first, 4 * need))
+    from rankprobe.estimators.factored import invert_factored
+
     return invert_factored(task, model, rows)

@@ -22,7 +22,7 @@ class Curvature:
     probe z costs one pull, since C_t z is the pull of the constant residual z.
     """
 
-    def __init__(self, lin: Linearization, rng: np.random.Generator, probes: int = 4) -> None:
+    def __init__(self, lin: Linearization, rng: np.random.Generator, probes: int = 8) -> None:
         problem = lin.problem
         xp = array_namespace(problem.outputs)
         width = int(problem.outputs.shape[2])
