@@ -3,7 +3,8 @@
 
 Cells: n ∈ {14, 20, 50, 300} sequences, σ ∈ {.05, .5}, r* ∈ {0, 1, 3, 8}, both links, kernels symmetric and
 asymmetric in turn; T = 16, d = 32, V unknown. Wrong: identified with another integer. Over: a rank above r*,
-identified or as a bound. Covered: r* in the interval, where one is given.
+identified or as a bound. Covered: r* in the interval, where one is given. Energy: the teacher's energy rank
+in its interval, where r* > 1 was identified (at r* = 1 it is 1).
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from typing import Any
 from _report import heading, source, table
 
 import rankprobe
+from rankprobe.spectra import energy_rank
 
 SIZES, NOISES, RANKS, LINKS = (14, 20, 50, 300), (0.05, 0.5), (0, 1, 3, 8), ("softmax", "linear")
+KERNELS = "symmetric", "asymmetric"
 
 Cell = tuple[int, float, int, str, str]
 
 
 def cells() -> Iterator[Cell]:
+    """Every n, σ and r*; links and kernels in turn, so that each meets each."""
     for a, n in enumerate(SIZES):
         for b, noise in enumerate(NOISES):
             for c, rank in enumerate(RANKS):
-                for d, link in enumerate(LINKS):
-                    yield n, noise, rank, link, ("symmetric", "asymmetric")[(a + b + c + d) % 2]
+                yield n, noise, rank, LINKS[(a + b + c) % 2], KERNELS[(a // 2 + b + c // 2) % 2]
 
 
 def measure(job: tuple[Cell, int]) -> dict[str, Any]:
@@ -48,6 +51,8 @@ def measure(job: tuple[Cell, int]) -> dict[str, Any]:
         "rank": answer.rank,
         "interval": answer.rank_interval,
         "energy_rank": answer.energy_rank,
+        "energy_interval": answer.energy_rank_interval,
+        "energy_true": energy_rank(teacher.visible_spectrum),
         "seconds": time.perf_counter() - began,
         "source": source(),
     }
@@ -98,13 +103,28 @@ def report(runs: list[dict[str, Any]]) -> int:
             if usable:
                 count["given"] += 1
                 count["covered"] += run["interval"][0] <= cell[2] <= run["interval"][1]
+            if identified and run["rank"] == cell[2] > 1:
+                count["energies"] += 1
+                low, high = run["energy_interval"]
+                count["energy"] += low <= run["energy_true"] <= high
         for name, value in count.items():
             total[name] += value
         worst = max(worst, count["wrong"])
         seconds = sum(run["seconds"] for run in group) / max(len(group), 1)
         rows.append([*_row(" ".join(map(str, cell)), count), f"{seconds:.2f}"])
     rows.append([*_row("all", total), ""])
-    names = ["n sigma r* link kernel", "runs", "right", "wrong", "over", "bound", "withheld", "covered", "s"]
+    names = [
+        "n sigma r* link kernel",
+        "runs",
+        "right",
+        "wrong",
+        "over",
+        "bound",
+        "withheld",
+        "covered",
+        "energy",
+        "s",
+    ]
     print(table(names, rows))
     print(f"\nidentified and wrong: {total['wrong']} of {total['runs']}; most in a cell: {worst}")
     return 0 if total["wrong"] <= 0.01 * total["runs"] and worst <= 3 else 1
@@ -114,7 +134,7 @@ def _row(name: str, count: dict[str, int]) -> list[str]:
     withheld = count["runs"] - count["identified"] - count["lower_bound"]
     covered = f"{count['covered']}/{count['given']}"
     cells = [count["runs"], count["right"], count["wrong"], count["over"], count["lower_bound"], withheld]
-    return [name, *map(str, cells), covered]
+    return [name, *map(str, cells), covered, f"{count['energy']}/{count['energies']}"]
 
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ def deviation(fit: Fit, functional: Array) -> float:
     """Standard deviation that the noise of a fit gives ⟨functional, K⟩, for a functional [p_q, p_k]."""
     kernel = fit.kernel
     along = kernel.tangent(functional @ kernel.right, functional.T @ kernel.left)
-    return noise_sigma(fit) * math.sqrt(max(along.dot(_solved(fit, along)), 0.0))
+    return noise_sigma(fit) * math.sqrt(max(along.dot(solved(fit, along)), 0.0))
 
 
-def _solved(fit: Fit, gradient: Tangent) -> Tangent:
+def solved(fit: Fit, gradient: Tangent) -> Tangent:
     """(JᵀPJ)^{-1} of a gradient on the tangent space of a fit."""
     damping = 1e-8 * fit.curvature.mean
     return conjugate_gradients(
@@ -57,7 +57,7 @@ def _solved(fit: Fit, gradient: Tangent) -> Tangent:
 
 def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
     """One δK [p_q, p_k] that Gaussian noise of standard deviation ``sigma`` gives at a full fit."""
-    change = _solved(fit, fit.lin.pull_projected(noise_like(fit, sigma, rng)))
+    change = solved(fit, fit.lin.pull_projected(noise_like(fit, sigma, rng)))
     moved = change.first @ fit.kernel.right.T
     return moved if change.second is None else moved + fit.kernel.left @ change.second.T
 

@@ -82,6 +82,20 @@ def evened(fit: Fit) -> Array | None:
     return (vectors * xp.sqrt(mean / xp.clip(eigenvalues, LEAST_SHARE * mean, None))) @ vectors.T
 
 
+def signal_score(fit: Fit) -> float:
+    """Standard score of the F statistic of the value map: does the mixed input explain the output at all."""
+    problem = fit.lin.problem
+    xp = array_namespace(problem.outputs)
+    columns = xp.sum(problem.outputs, axis=(0, 1)) / max(problem.rows, 1)
+    total = float(xp.sum(problem.outputs * problem.outputs)) - problem.rows * float(xp.sum(columns * columns))
+    used = max(degrees_of_freedom(fit) - int(problem.outputs.shape[2]), 1)
+    free = max(problem.equations - degrees_of_freedom(fit), 1)
+    noise = fit.rss / free
+    if noise <= 0:
+        return math.inf if total > 0 else 0.0
+    return ((total - fit.rss) / noise - used) / math.sqrt(2 * used * (1 + used / free))
+
+
 def standard_score(value: float, draws: Sequence[float]) -> float:
     """Standard score of ``value`` among ``draws`` of noise, deflated for how few they are."""
     count = len(draws)

@@ -12,13 +12,13 @@ from rankprobe import spectra
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.edge import deviation
-from rankprobe.decision.noise import degrees_of_freedom, noise_sigma
+from rankprobe.decision.noise import noise_sigma, signal_score
 from rankprobe.decision.structure import Structure
 from rankprobe.decision.verdict import Verdict
 from rankprobe.estimators.model import ROUNDING, Kind, Model, Sample
 from rankprobe.estimators.result import Status
 from rankprobe.estimators.source import Sampler
-from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Settings, ValueMap
+from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Settings, ValueMap, fit
 
 EQUATIONS_PER_PARAMETER = 12
 """Size of the first sample, in observations per unknown."""
@@ -193,19 +193,19 @@ def decided(
         * ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
         * math.sqrt(sample.size() / max(entries, 1)),
         tested,
-        _signal(final),
+        signal_score(final),
     )
 
 
-def _signal(final: Fit) -> float:
-    """Standard score of the F statistic of the value map: does the mixed input explain the output at all."""
-    problem = final.lin.problem
-    xp = array_namespace(problem.outputs)
-    columns = xp.sum(problem.outputs, axis=(0, 1)) / max(problem.rows, 1)
-    total = float(xp.sum(problem.outputs * problem.outputs)) - problem.rows * float(xp.sum(columns * columns))
-    used = max(degrees_of_freedom(final) - int(problem.outputs.shape[2]), 1)
-    free = max(problem.equations - degrees_of_freedom(final), 1)
-    noise = final.rss / free
-    if noise <= 0:
-        return math.inf if total > 0 else 0.0
-    return ((total - final.rss) / noise - used) / math.sqrt(2 * used * (1 + used / free))
+def held_out(
+    task: Task, model: Model, final: Fit, values: ValueMap, count: int, rng: np.random.Generator
+) -> tuple[Fit, Sample]:
+    """A fit and sequences it has not seen: fresh ones if there are, else an eighth left out of a refit."""
+    fresh = min(task.sequences - count, max(32, count // 4))
+    if fresh >= min(32, max(1, count // 8)):
+        return final, task.sampler.take(count + fresh).part(count, count + fresh)
+    left_out = max(1, count // 8)
+    sample = task.sampler.take(count)
+    problem = model.problem(sample.part(0, count - left_out), final.kernel.left.dtype)
+    fewer = fit(problem, final.kernel, values, rng, WARM)
+    return fewer, sample.part(count - left_out, count)

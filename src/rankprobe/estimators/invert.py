@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rankprobe.estimators.grown import ROOM, invert_grown
 from rankprobe.estimators.inversion import EQUATIONS_PER_PARAMETER, Inversion, Refusal, Task, too_few
 from rankprobe.estimators.model import Model
 from rankprobe.estimators.result import Status
@@ -11,6 +12,9 @@ from rankprobe.estimators.whole import invert_whole
 
 FULL_LIMIT = 160
 """Widest features for which the kernel is fitted whole; its noise edge needs all p_q p_k directions."""
+
+FEW = 8
+"""Growth of the first sample up to which a kernel that could not be decided whole is grown instead."""
 
 
 def invert(task: Task) -> Inversion | Refusal:
@@ -41,18 +45,27 @@ def invert(task: Task) -> Inversion | Refusal:
         )
     unknown_values = (int(task.value_map is None) + int(task.residual)) * p_v * source.value_dim
     rows = probe.rows / probe.sequences
-    full = p_q * p_k + unknown_values
+    equations = rows * source.value_dim
     if max(p_q, p_k) <= FULL_LIMIT:
         freedom = probe.attention_freedom(task.causal, source.value_dim) / probe.sequences
-        need = math.ceil(max(1.2 * full / (rows * source.value_dim), 1.5 * p_q * p_k / max(freedom, 1e-9)))
         if freedom == 0 and task.kind == "softmax":
             return Refusal(
                 Status.NOT_IDENTIFIABLE, "every query sees one key: no kernel can make a difference"
             )
+        least = p_q + p_k - 1
+        need = math.ceil(ROOM * max((least + unknown_values) / equations, least / max(freedom, 1e-9)))
         if task.sequences < max(need, 2):
-            return too_few(task.sequences, full, max(need, 2))
-        first = math.ceil(EQUATIONS_PER_PARAMETER * full / (rows * source.value_dim))
-        return invert_whole(task, model, max(first, 4 * need))
+            return too_few(task.sequences, least + unknown_values, max(need, 2))
+        full = p_q * p_k
+        first = math.ceil(EQUATIONS_PER_PARAMETER * (full + unknown_values) / equations)
+        first = max(first, math.ceil(4 * ROOM * full / max(freedom, 1e-9)))
+        if task.sequences < first:
+            return invert_grown(task, model)
+        whole = invert_whole(task, model, first)
+        open_ = not (whole.verdict.settled and whole.converged)
+        if open_ and whole.sequences == task.sequences <= FEW * first and not whole.structure.found:
+            return invert_grown(task, model)
+        return whole
     from rankprobe.estimators.factored import invert_factored
 
     return invert_factored(task, model, rows)

@@ -180,6 +180,10 @@ class Model:
         right = self.key.to_tokens(xp.astype(kernel.right, self.key.whiten.dtype))
         return product_svd(left * xp.astype(kernel.values, left.dtype), right)
 
+    def matrix_in_tokens(self, matrix: Array) -> Array:
+        """A kernel [p_q, p_k] as a matrix in token units, [d, d]."""
+        return self.query.to_tokens(self.key.to_tokens(matrix.T).T)
+
 
 def product_svd(left: Array, right: Array) -> Kernel:
     """Singular triples of left rightᵀ for left [a, r], right [b, r], without forming the product."""

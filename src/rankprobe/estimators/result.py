@@ -96,7 +96,7 @@ class Estimate:
     residual: bool
     """Whether Y was taken to hold a linear map of the token itself beside the attention output."""
     kernel: str
-    """Parametrization used: ``full``, ``factored`` or ``none`` (no kernel was fitted)."""
+    """How it was fitted: ``full``, ``factored``, ``grown`` from rank 0, or ``none`` (not at all)."""
     curve: Curve | None = None
     """Where it was asked for and the status is usable."""
     tolerance: float | None = None

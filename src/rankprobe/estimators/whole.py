@@ -8,15 +8,23 @@ from dataclasses import replace
 import numpy as np
 
 from rankprobe.arrays import array_namespace
-from rankprobe.attention import Array
 from rankprobe.decision.edge import NoiseEdge
 from rankprobe.decision.noise import evened
 from rankprobe.decision.score import score_for_more
 from rankprobe.decision.structure import structure
 from rankprobe.decision.verdict import Verdict
-from rankprobe.estimators.inversion import WARM, Inversion, Task, decided, energy_error, unit_of, values_of
-from rankprobe.estimators.model import Model, Sample
-from rankprobe.solver import Fit, Problem, Settings, ValueMap, fit
+from rankprobe.estimators.inversion import (
+    WARM,
+    Inversion,
+    Task,
+    decided,
+    energy_error,
+    held_out,
+    unit_of,
+    values_of,
+)
+from rankprobe.estimators.model import Model
+from rankprobe.solver import Fit, Problem, Settings, fit
 from rankprobe.solver.start import first_kernel
 
 ENERGY_TARGET = 0.005
@@ -104,12 +112,10 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion:
             upper=edge.spectrum.rank,
             reason=f"{verdict.reason}; yet the residual asks for more, by {more:.1f} standard deviations",
         )
-    limit = edge.printed(verdict.rank, lambda M: _matrix_in_tokens(model, M)) * unit_of(
-        task, model, final.lin.W
-    )
+    limit = edge.printed(verdict.rank, model.matrix_in_tokens) * unit_of(task, model, final.lin.W)
     # Rank not counted yet shows in what a smaller rank leaves: whether that is noise, the whole kernel tells.
     tested = structure(final if verdict.settled else whole)
-    heldout = _heldout(task, model, final, values, size, rng)
+    heldout = held_out(task, model, final, values, size, rng)
     # Short of rank by order, a fit may wander; what is claimed rests on the whole kernel.
     short = verdict.rank == task.max_rank and not verdict.settled
     converged = whole.converged and (final.converged or short)
@@ -127,21 +133,3 @@ def _confirming(model: Model, whole: Fit, rank: int, count: int) -> int:
         return 16 * CONFIRM * count
     error = energy_error(model, whole, rank)
     return math.ceil(count * min(max(CONFIRM, (error / ENERGY_TARGET) ** 2), 16.0))
-
-
-def _matrix_in_tokens(model: Model, matrix: Array) -> Array:
-    return model.query.to_tokens(model.key.to_tokens(matrix.T).T)
-
-
-def _heldout(
-    task: Task, model: Model, final: Fit, values: ValueMap, count: int, rng: np.random.Generator
-) -> tuple[Fit, Sample]:
-    """A fit and sequences it has not seen: fresh ones if there are, else an eighth left out of a refit."""
-    fresh = min(task.sequences - count, max(32, count // 4))
-    if fresh >= min(32, max(1, count // 8)):
-        return final, task.sampler.take(count + fresh).part(count, count + fresh)
-    left_out = max(1, count // 8)
-    sample = task.sampler.take(count)
-    problem = model.problem(sample.part(0, count - left_out), final.kernel.left.dtype)
-    fewer = fit(problem, final.kernel, values, rng, WARM)
-    return fewer, sample.part(count - left_out, count)

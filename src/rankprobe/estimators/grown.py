@@ -1,0 +1,92 @@
+"""Kernels grown from rank 0, where there are too few sequences or too much noise to fit them whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from rankprobe.arrays import array_namespace
+from rankprobe.decision.growth import Growth
+from rankprobe.decision.noise import evened
+from rankprobe.decision.structure import structure
+from rankprobe.estimators.inversion import WARM, Inversion, Task, decided, held_out, unit_of, values_of
+from rankprobe.estimators.model import Model
+from rankprobe.solver import Kernel, Settings, fit
+from rankprobe.solver.start import first_kernel
+
+ROOM = 1.5
+"""Equations wanted for each unknown of the largest rank tried."""
+
+GROWING = Settings(damping=0.1, outer=25, stall=1e-3)
+"""Fits on the way up: none needs more than to show which direction it lacks."""
+
+CLOSING = replace(WARM, outer=40, decrement=1.0)
+"""The last fit. Few sequences leave valleys that a fit goes down slowly and noise does not tell from flat."""
+
+RANDOM_STARTS = 1
+
+
+def invert_grown(task: Task, model: Model) -> Inversion:
+    """The rank at which the gradient of a fit asks for no more, on all sequences of the task."""
+    rng = np.random.default_rng(task.sampler.seed)
+    sample = task.sampler.take(task.sequences)
+    xp = array_namespace(sample.X)
+    even = None
+    for _ in range(2):
+        model = (
+            model if even is None else replace(model, even=even if model.even is None else model.even @ even)
+        )
+        values, problem = values_of(task, model), model.problem(sample, xp.float64)
+        p_q, p_k = model.query.dimension, model.key.dimension
+
+        def starts(rank: int) -> Iterator[Kernel]:
+            yield first_kernel(problem, values, rank, rng)  # noqa: B023
+            for _ in range(RANDOM_STARTS):
+                turns = [np.linalg.qr(rng.standard_normal((width, rank)))[0] for width in (p_q, p_k)]  # noqa: B023
+                left, right = (xp.asarray(turn, dtype=xp.float64, device=sample.X.device) for turn in turns)
+                yield Kernel(left, xp.ones((rank,), dtype=xp.float64, device=sample.X.device) / 16, right)
+
+        free = sample.attention_freedom(task.causal, int(sample.Y.shape[2]))
+        spare = problem.equations / ROOM - model.value.dimension * int(sample.Y.shape[2])
+        most = min(_largest(p_q, p_k, min(spare, free / ROOM)), task.max_rank or math.inf)
+        nothing = fit(problem, first_kernel(problem, values, 1, rng).truncated(0), values, rng, GROWING)
+        growth = Growth(
+            nothing,
+            lambda start: fit(problem, start, values, rng, GROWING, task.report),  # noqa: B023
+            lambda start: fit(problem, start, values, rng, CLOSING, task.report),  # noqa: B023
+            starts,
+            int(most),
+            rng,
+        )
+        verdict = growth.decide()
+        final = growth.fits[verdict.rank]
+        even = evened(final)
+        if even is None:
+            break
+    agreeing, tried = growth.agreeing(verdict.rank)
+    verdict = replace(verdict, reason=f"{verdict.reason}; {agreeing} of {tried} starts agree")
+    edge = None
+    if final.curvature.mean > 0.0:
+        edge = growth.score(verdict.rank).printed(model.matrix_in_tokens) * unit_of(task, model, final.lin.W)
+    heldout = held_out(task, model, final, values, task.sequences, rng)
+    return decided(
+        task,
+        model,
+        final,
+        verdict,
+        "grown",
+        edge,
+        heldout,
+        task.sequences,
+        final.converged,
+        structure(final),
+    )
+
+
+def _largest(p_q: int, p_k: int, parameters: float) -> int:
+    """Largest r with r(p_q + p_k − r) at most ``parameters``."""
+    size = min(p_q, p_k)
+    return max((r for r in range(size + 1) if r * (p_q + p_k - r) <= parameters), default=0)
