@@ -52,7 +52,7 @@ def measure(job: tuple[Cell, int]) -> dict[str, Any]:
         "interval": answer.rank_interval,
         "energy_rank": answer.energy_rank,
         "energy_interval": answer.energy_rank_interval,
-        "energy_true": energy_rank(teacher.visible_spectrum),
+        "energy_true": energy_rank(teacher.visible_spectrum()),
         "seconds": time.perf_counter() - began,
         "source": source(),
     }

@@ -15,13 +15,16 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.decision.edge import ALLOWED, GAP, MORE_DRAWS, NEEDED, NEGLIGIBLE
-from rankprobe.decision.noise import signal_score
+from rankprobe.decision.noise import degrees_of_freedom, signal_score
 from rankprobe.decision.score import FLOOR, Score
 from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel
 
 EXACT = 1e-12
 """Share of the squares of Y below which a fit leaves rounding, which is no noise to test against."""
+
+ROUNDS = 3
+"""Most times that a finished fit, which may show what an unfinished one hid, is grown again."""
 
 AGREE = 1e-2
 """Residuals that differ by less than this share are of one minimum."""
@@ -75,9 +78,12 @@ class Growth:
                 self._scores[rank].simulate(MORE_DRAWS)
         return self._scores[rank]
 
-    def sufficient(self, rank: int, limit: float = NEEDED) -> bool:
-        """Whether the best fit at ``rank`` leaves no more than noise."""
+    def sufficient(self, rank: int, limit: float | None = None) -> bool:
+        """Whether the best fit at ``rank`` leaves no more than noise, by a score of ``limit``."""
         fit = self.fits[rank]
+        if limit is None:
+            # The law of the noise is of first order: short of equations, its tail is longer than simulated.
+            limit = NEEDED * (1.0 + 2.0 * degrees_of_freedom(fit) / fit.lin.problem.equations)
         if fit.rss <= EXACT * self._total:
             return True
         if rank == 0 and fit.curvature.mean <= 0.0:
@@ -101,35 +107,47 @@ class Growth:
         return sum(rss <= (1 + AGREE) * min(tried) + EXACT * self._total for rss in tried), len(tried)
 
     def decide(self) -> Verdict:
-        """Grow until a fit leaves noise; then see whether less would do."""
+        """Grow until a fit leaves noise; then see whether less would do, and finish what is left."""
         rank = 0
+        for _ in range(ROUNDS):
+            rank = self._down(self._up(rank))
+            if rank:
+                self._finish(rank)
+            if rank == self.most or self.sufficient(rank):
+                break
+        return self._verdict(rank)
+
+    def _up(self, rank: int) -> int:
+        """The first rank that suffices from several starts, or the largest."""
         while rank < self.most and not self.sufficient(rank):
-            if 1 in self.fits and rank == 0:
-                rank = 1
+            if self.fits[rank].curvature.mean <= 0.0:
+                rank += 1
                 continue
             by = min(max(1, self.score(rank).above() // 2), self.most - rank)
             self.try_from(rank + by, [grown(self.fits[rank], by)])
             rank += by
-        if rank:
-            self.try_from(rank, self.starts(rank))
+            if self.sufficient(rank):
+                self.try_from(rank, self.starts(rank))
+        return rank
+
+    def _down(self, rank: int) -> int:
+        """The last rank from ``rank`` downwards that suffices."""
         while rank > 1:
             self.try_from(rank - 1, [self.fits[rank].kernel.truncated(rank - 1), *self.starts(rank - 1)])
             if not self.sufficient(rank - 1):
                 break
             rank -= 1
-        self._finish(rank)
-        return self._verdict(rank)
+        return rank
 
     def _finish(self, rank: int) -> None:
-        if rank:
-            self.fits[rank] = self.finish(self.fits[rank].kernel)
-            self._scores.pop(rank, None)
+        self.fits[rank] = self.finish(self.fits[rank].kernel)
+        self._scores.pop(rank, None)
 
     def _verdict(self, rank: int) -> Verdict:
         kernel = self.fits[rank].kernel
         top = min(int(kernel.left.shape[0]), int(kernel.right.shape[0]))
         if not self.sufficient(rank):
-            return Verdict(rank, top, f"rank {rank}, the largest these sequences could show, leaves more")
+            return Verdict(rank, top, f"rank {rank} leaves {self._words(rank)}")
         if self.fits[rank].rss <= EXACT * self._total:
             return Verdict(rank, rank, f"rank {rank} fits to rounding, less does not")
         upper = rank

@@ -17,7 +17,7 @@ from rankprobe.estimators.model import Model
 from rankprobe.solver import Kernel, Settings, fit
 from rankprobe.solver.start import first_kernel
 
-ROOM = 1.5
+ROOM = 2.0
 """Equations wanted for each unknown of the largest rank tried."""
 
 GROWING = Settings(damping=0.1, outer=25, stall=1e-3)
@@ -25,8 +25,6 @@ GROWING = Settings(damping=0.1, outer=25, stall=1e-3)
 
 CLOSING = replace(WARM, outer=40, decrement=1.0)
 """The last fit. Few sequences leave valleys that a fit goes down slowly and noise does not tell from flat."""
-
-RANDOM_STARTS = 1
 
 
 def invert_grown(task: Task, model: Model) -> Inversion:
@@ -43,15 +41,18 @@ def invert_grown(task: Task, model: Model) -> Inversion:
         p_q, p_k = model.query.dimension, model.key.dimension
 
         def starts(rank: int) -> Iterator[Kernel]:
-            yield first_kernel(problem, values, rank, rng)  # noqa: B023
-            for _ in range(RANDOM_STARTS):
-                turns = [np.linalg.qr(rng.standard_normal((width, rank)))[0] for width in (p_q, p_k)]  # noqa: B023
-                left, right = (xp.asarray(turn, dtype=xp.float64, device=sample.X.device) for turn in turns)
-                yield Kernel(left, xp.ones((rank,), dtype=xp.float64, device=sample.X.device) / 16, right)
+            yield over.kernel.truncated(rank)  # noqa: B023
+            left, right = (
+                xp.asarray(np.linalg.qr(rng.standard_normal((width, rank)))[0], device=sample.X.device)
+                for width in (p_q, p_k)  # noqa: B023
+            )
+            yield Kernel(left, xp.ones_like(left[0, :]) / sample.X.shape[1], right)
 
         free = sample.attention_freedom(task.causal, int(sample.Y.shape[2]))
         spare = problem.equations / ROOM - model.value.dimension * int(sample.Y.shape[2])
         most = min(_largest(p_q, p_k, min(spare, free / ROOM)), task.max_rank or math.inf)
+        # More rank than needed smooths the way: the fit, cut, is one more start.
+        over = fit(problem, first_kernel(problem, values, max(int(most), 1), rng), values, rng, GROWING)
         nothing = fit(problem, first_kernel(problem, values, 1, rng).truncated(0), values, rng, GROWING)
         growth = Growth(
             nothing,
@@ -62,8 +63,8 @@ def invert_grown(task: Task, model: Model) -> Inversion:
             rng,
         )
         verdict = growth.decide()
-        final = growth.fits[verdict.rank]
-        even = evened(final)
+        final, tested = growth.fits[verdict.rank], structure(growth.fits[verdict.rank])
+        even = evened(final) if final.converged and not tested.found else None
         if even is None:
             break
     agreeing, tried = growth.agreeing(verdict.rank)
@@ -82,7 +83,7 @@ def invert_grown(task: Task, model: Model) -> Inversion:
         heldout,
         task.sequences,
         final.converged,
-        structure(final),
+        tested,
     )
 
 
