@@ -13,6 +13,9 @@ from rankprobe.estimators.whole import invert_whole
 FULL_LIMIT = 160
 """Widest features for which the kernel is fitted whole; its noise edge needs all p_q p_k directions."""
 
+SPARE = 1.5
+"""Numbers told of attention rows wanted for each entry of a kernel fitted whole."""
+
 FEW = 8
 """Growth of the first sample up to which a kernel that could not be decided whole is grown instead."""
 
@@ -52,15 +55,16 @@ def invert(task: Task) -> Inversion | Refusal:
             return Refusal(
                 Status.NOT_IDENTIFIABLE, "every query sees one key: no kernel can make a difference"
             )
+        freedom = max(freedom, 1e-9)
         least = p_q + p_k - 1
-        need = math.ceil(ROOM * max((least + unknown_values) / equations, least / max(freedom, 1e-9)))
+        need = math.ceil(ROOM * max((least + unknown_values) / equations, least / freedom))
         if task.sequences < max(need, 2):
             return too_few(task.sequences, least + unknown_values, max(need, 2))
         full = p_q * p_k
         first = math.ceil(EQUATIONS_PER_PARAMETER * (full + unknown_values) / equations)
-        first = max(first, math.ceil(4 * ROOM * full / max(freedom, 1e-9)))
-        if task.sequences < first:
+        if task.sequences < max(first, SPARE * full / freedom):
             return invert_grown(task, model)
+        first = max(first, math.ceil(4 * SPARE * full / freedom))
         whole = invert_whole(task, model, first)
         open_ = not (whole.verdict.settled and whole.converged)
         if open_ and whole.sequences == task.sequences <= FEW * first and not whole.structure.found:
