@@ -16,7 +16,7 @@ import numpy as np
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.noise import noise_like, noise_sigma, standard_score
-from rankprobe.decision.verdict import Verdict
+from rankprobe.decision.verdict import Verdict, short_by
 from rankprobe.solver import Fit, Kernel
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
 from rankprobe.solver.kernel import Tangent
@@ -127,17 +127,21 @@ class NoiseEdge:
             score, after = self.score(rank - 1), self.score(rank)
             reason = f"singular value {rank} is {score:.1f} standard deviations above the noise"
             reason += f", value {rank + 1} {after:.1f}" if rank < top else ", and there are no more"
-        if not self._clear(rank):
+        value, noise, gap = self._beside(rank)
+        if value < gap * noise:
             upper, reason = top, f"{reason}; weaker ones could hide in the noise"
-        return Verdict(rank, upper, reason)
+        return Verdict(rank, upper, reason, short_by(value, noise, gap))
 
-    def _clear(self, rank: int) -> bool:
-        """Whether the noise is small beside the last value counted, so that nothing needed hides in it."""
+    def _beside(self, rank: int) -> tuple[float, float, float]:
+        """The last value counted, the noise beside it, and how far the one must stand above the other.
+
+        Nearer, something needed could hide in the noise.
+        """
         if rank:
-            return float(self.spectrum.values[rank - 1]) >= GAP * float(np.mean(self._noise(rank)))
+            return float(self.spectrum.values[rank - 1]), float(np.mean(self._noise(rank))), GAP
         # In whitened features a singular value is the standard deviation of the logits it makes.
         norms = [float(array_namespace(change).linalg.matrix_norm(change, ord=2)) for change in self.draws]
-        return float(np.mean(norms)) <= NEGLIGIBLE
+        return NEGLIGIBLE, float(np.mean(norms)), 1.0
 
     def printed(self, rank: int, tokens: Callable[[Array], Array]) -> float:
         """Edge in the units of the printed singular values: noise beside ``rank`` values passes it 1 in 20.

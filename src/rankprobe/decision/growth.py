@@ -17,7 +17,7 @@ from rankprobe.arrays import array_namespace
 from rankprobe.decision.edge import ALLOWED, GAP, MORE_DRAWS, NEEDED, NEGLIGIBLE
 from rankprobe.decision.noise import degrees_of_freedom, signal_score
 from rankprobe.decision.score import FLOOR, Score
-from rankprobe.decision.verdict import Verdict
+from rankprobe.decision.verdict import Verdict, short_by
 from rankprobe.solver import Fit, Kernel
 
 EXACT = 1e-12
@@ -162,23 +162,24 @@ class Growth:
         reason = f"rank {rank} leaves {after}"
         if rank:
             reason = f"rank {rank - 1} leaves {self._words(rank - 1)}, {reason}"
-        if not self._clear(rank):
+        value, noise, gap = self._beside(rank)
+        if value < gap * noise:
             upper, reason = top, f"{reason}; weaker ones could hide in the noise"
-        return Verdict(rank, upper, reason)
+        return Verdict(rank, upper, reason, short_by(value, noise, gap))
 
     def _words(self, rank: int) -> str:
         fit = self.fits[rank]
         score = -math.inf if fit.curvature.mean <= 0.0 else self.score(rank).score
         return f"a direction {score:.1f} standard deviations above noise" if score > -math.inf else "all"
 
-    def _clear(self, rank: int) -> bool:
-        """Whether the noise is small beside the last value counted, so that nothing needed hides in it."""
+    def _beside(self, rank: int) -> tuple[float, float, float]:
+        """The last value counted, the noise beside it, and how far the one must stand above the other."""
         fit = self.fits[rank]
         if fit.curvature.mean <= 0.0:
-            return False
+            return 0.0, 1.0, GAP
         xp = array_namespace(fit.kernel.left)
         if rank:
             values = xp.linalg.svdvals(fit.curvature.scaled(fit.kernel.matrix(), 0.5, FLOOR))
-            return float(values[rank - 1]) >= GAP * self.score(rank).noise
+            return float(values[rank - 1]), self.score(rank).noise, GAP
         norms = [float(xp.linalg.matrix_norm(kernel, ord=2)) for kernel in self.score(0).hidden()]
-        return float(np.mean(norms)) <= NEGLIGIBLE
+        return NEGLIGIBLE, float(np.mean(norms)), 1.0

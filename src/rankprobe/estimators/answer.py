@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rankprobe import spectra
@@ -70,6 +71,9 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
         r2_heldout=outcome.r2_heldout,
         sequences_used=outcome.sequences,
         kernel=outcome.parametrization,
+        visible_dimensions=(outcome.model.query.dimension, outcome.model.key.dimension),
+        starts=verdict.starts,
+        sequences_wanted=_wanted(outcome) if status is Status.LOWER_BOUND else None,
         **common,
     )
 
@@ -113,8 +117,13 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
             f"{outcome.model.kind} attention as assumed; try --attention, --causal or --bias",
         )
     if not verdict.settled:
-        return Status.LOWER_BOUND, f"{verdict.reason}; more sequences would settle what is above"
+        return Status.LOWER_BOUND, f"{verdict.reason}; about {_wanted(outcome)} sequences would settle it"
     return Status.IDENTIFIED, verdict.reason
+
+
+def _wanted(outcome: Inversion) -> int:
+    """Sequences that would settle the rank, to two digits: the noise of a kernel falls as 1/√n."""
+    return int(float(f"{math.ceil(outcome.verdict.short * outcome.sequences):.2g}"))
 
 
 def _misfit(task: Task, outcome: Inversion) -> str:

@@ -38,9 +38,8 @@ def invert_factored(task: Task, model: Model, rows: float) -> Inversion | Refusa
     wanted = math.ceil(EQUATIONS_PER_PARAMETER * unknowns / (rows * source.value_dim))
     count = min(task.sequences - heldout, wanted)
     if count * rows * source.value_dim < 2 * unknowns:
-        return too_few(
-            task.sequences, unknowns, math.ceil(2 * unknowns / (rows * source.value_dim)) + heldout
-        )
+        need = math.ceil(2 * unknowns / (rows * source.value_dim)) + heldout
+        return too_few(task.sequences, unknowns, need, wanted + heldout)
     sample = task.sampler.take(count + heldout)
     xp = array_namespace(sample.X)
     problem = model.problem(sample.part(0, count), xp.float32)

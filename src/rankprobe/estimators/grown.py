@@ -67,8 +67,7 @@ def invert_grown(task: Task, model: Model) -> Inversion:
         even = evened(final) if final.converged and not tested.found else None
         if even is None:
             break
-    agreeing, tried = growth.agreeing(verdict.rank)
-    verdict = replace(verdict, reason=f"{verdict.reason}; {agreeing} of {tried} starts agree")
+    verdict = replace(verdict, starts=growth.agreeing(verdict.rank))
     edge = None
     if final.curvature.mean > 0.0:
         edge = growth.score(verdict.rank).printed(model.matrix_in_tokens) * unit_of(task, model, final.lin.W)

@@ -86,11 +86,12 @@ class Refusal:
     rank: int | None = None
 
 
-def too_few(sequences: int, unknowns: int, need: int) -> Refusal:
-    """More unknowns than the sequences have equations."""
+def too_few(sequences: int, unknowns: int, need: int, ample: int) -> Refusal:
+    """More unknowns than the sequences have equations; ``ample`` sequences make the answer clear."""
     return Refusal(
         Status.NOT_IDENTIFIABLE,
-        f"{sequences} sequences are too few for {unknowns} unknowns; at least {need} are needed",
+        f"{sequences} sequences are too few for {unknowns} unknowns; at least {need} are needed, "
+        f"about {max(need, ample)} for a clear answer",
     )
 
 

@@ -58,10 +58,10 @@ def invert(task: Task) -> Inversion | Refusal:
         freedom = max(freedom, 1e-9)
         least = p_q + p_k - 1
         need = math.ceil(ROOM * max((least + unknown_values) / equations, least / freedom))
-        if task.sequences < max(need, 2):
-            return too_few(task.sequences, least + unknown_values, max(need, 2))
         full = p_q * p_k
         first = math.ceil(EQUATIONS_PER_PARAMETER * (full + unknown_values) / equations)
+        if task.sequences < max(need, 2):
+            return too_few(task.sequences, least + unknown_values, max(need, 2), first)
         if task.sequences < max(first, SPARE * full / freedom):
             return invert_grown(task, model)
         first = max(first, math.ceil(4 * SPARE * full / freedom))

@@ -97,6 +97,13 @@ class Estimate:
     """Whether Y was taken to hold a linear map of the token itself beside the attention output."""
     kernel: str
     """How it was fitted: ``full``, ``factored``, ``grown`` from rank 0, or ``none`` (not at all)."""
+    visible_dimensions: tuple[int, int] | None = None
+    """Directions in which queries and keys move, p_q and p_k, a constant one for biases counted: K is seen
+    in no others."""
+    starts: tuple[int, int] | None = None
+    """Fits at this rank that reached the same least residual, and all that were tried, if several were."""
+    sequences_wanted: int | None = None
+    """About how many sequences would settle a lower bound, at this noise."""
     curve: Curve | None = None
     """Where it was asked for and the status is usable."""
     tolerance: float | None = None
