@@ -82,7 +82,7 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     verdict, r2, ratio = outcome.verdict, outcome.r2_heldout, outcome.heldout_ratio
     if outcome.signal < 4.0 and verdict.rank == 0:
         return Status.DEGENERATE, "the outputs carry nothing of the inputs, so no kernel can be seen"
-    if r2 is not None and r2 <= 0.0:
+    if not outcome.predicts:
         return (
             Status.NOT_IDENTIFIABLE,
             "the fit explains nothing of sequences it has not seen; it takes more sequences",

@@ -14,7 +14,7 @@ from rankprobe.decision.noise import evened
 from rankprobe.decision.structure import structure
 from rankprobe.estimators.inversion import WARM, Inversion, Task, decided, held_out, unit_of, values_of
 from rankprobe.estimators.model import Model
-from rankprobe.solver import Kernel, Settings, fit
+from rankprobe.solver import Fit, Kernel, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
 
 ROOM = 2.0
@@ -22,6 +22,12 @@ ROOM = 2.0
 
 GROWING = Settings(damping=0.1, outer=25, stall=1e-3)
 """Fits on the way up: none needs more than to show which direction it lacks."""
+
+FOLDS = 7
+"""Parts left out in turn to see whether the kernel predicts."""
+
+LEFT_OUT = replace(WARM, outer=4, last_ridge=1e-4)
+"""A refit without one part: short, and with V held where the rest does not determine it."""
 
 CLOSING = replace(WARM, outer=40, decrement=1.0)
 """The last fit. Few sequences leave valleys that a fit goes down slowly and noise does not tell from flat."""
@@ -83,7 +89,30 @@ def invert_grown(task: Task, model: Model) -> Inversion:
         task.sequences,
         final.converged,
         tested,
+        predicts=verdict.rank > 0 and _kernel_predicts(task, model, final, nothing, values, rng),
     )
+
+
+def _kernel_predicts(
+    task: Task, model: Model, final: Fit, nothing: Fit, values: ValueMap, rng: np.random.Generator
+) -> bool:
+    """Whether the kernel lowers the error of sequences left out, against no kernel.
+
+    Few sequences leave V so uncertain that neither predicts them well. Whether the kernel helps still shows:
+    each of some folds is left out of a refit with it and of one without.
+    """
+    sample, count = task.sampler.take(task.sequences), task.sequences
+    differences = []
+    for part in np.array_split(np.arange(count), min(FOLDS, count)):
+        start, stop = int(part[0]), int(part[-1]) + 1
+        seen = model.problem(sample.without(start, stop), final.kernel.left.dtype)
+        left_out = sample.part(start, stop)
+        errors = [
+            model.squared_errors(fit(seen, each.kernel, values, rng, LEFT_OUT), left_out)
+            for each in (nothing, final)
+        ]
+        differences.append(errors[0] - errors[1])
+    return float(np.sum(np.concatenate(differences))) > 0.0
 
 
 def _largest(p_q: int, p_k: int, parameters: float) -> int:

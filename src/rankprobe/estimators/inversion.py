@@ -73,6 +73,8 @@ class Inversion:
     """Whether the noise found is no larger than the rounding of the stored numbers can make it."""
     structure: Structure
     """Whether what the fit leaves is noise."""
+    predicts: bool
+    """Whether the fit explains anything of sequences it has not seen."""
     signal: float
     """Standard score of what the inputs explain of the outputs at all, whatever the kernel."""
 
@@ -161,8 +163,12 @@ def decided(
     count: int,
     converged: bool,
     tested: Structure,
+    predicts: bool = False,
 ) -> Inversion:
-    """The outcome of a decided fit; ``heldout`` is a fit and sequences it has not seen."""
+    """The outcome of a decided fit; ``heldout`` is a fit and sequences it has not seen.
+
+    predicts : known to explain sequences not seen, whatever ``heldout`` says.
+    """
     kernel = model.in_tokens(final.kernel)
     kernel = replace(kernel, values=kernel.values * unit_of(task, model, final.lin.W))
     sigma = noise_sigma(final)
@@ -194,6 +200,7 @@ def decided(
         * ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
         * math.sqrt(sample.size() / max(entries, 1)),
         tested,
+        predicts or r2 is None or r2 > 0.0,
         signal_score(final),
     )
 

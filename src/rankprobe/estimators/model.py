@@ -56,6 +56,13 @@ class Sample:
             None if self.mask is None else self.mask[start:stop, ...],
         )
 
+    def without(self, start: int, stop: int) -> Sample:
+        """All sequences but start … stop − 1."""
+        xp = array_namespace(self.X)
+        first, last = self.part(0, start), self.part(stop, self.sequences)
+        mask = None if first.mask is None else xp.concat([first.mask, last.mask], axis=0)
+        return Sample(xp.concat([first.X, last.X], axis=0), xp.concat([first.Y, last.Y], axis=0), mask)
+
     def distinct(self) -> int:
         """Number of sequences that differ from each other in X or Y."""
         xp = array_namespace(self.X)
