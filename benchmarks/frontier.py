@@ -22,8 +22,8 @@ import rankprobe
 
 T, D = 16, 32
 RANKS = (1, 2, 3, 4, 6, 8)
-SIZES = (3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24)
-NOISES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+SIZES = (8, 10, 12, 14, 17, 20)
+NOISES = (0.5, 0.7, 1.0, 1.4, 2.0)
 FEWEST, SIGMA, MANY = 19, 0.05, 300
 
 Job = tuple[int, int, float, int]
