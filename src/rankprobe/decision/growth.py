@@ -172,6 +172,16 @@ class Growth:
         score = -math.inf if fit.curvature.mean <= 0.0 else self.score(rank).score
         return f"a direction {score:.1f} standard deviations above noise" if score > -math.inf else "all"
 
+    def _overfitted(self, rank: int) -> float:
+        """What one rank more takes: more than simulated noise, where a fit is far from linear in it."""
+        if rank >= self.most:
+            return math.inf
+        if rank + 1 not in self.fits:
+            self.try_from(rank + 1, [grown(self.fits[rank], 1)])
+        more = self.fits[rank + 1]
+        xp = array_namespace(more.kernel.left)
+        return float(xp.linalg.svdvals(more.curvature.scaled(more.kernel.matrix(), 0.5, FLOOR))[rank])
+
     def _beside(self, rank: int) -> tuple[float, float, float]:
         """The last value counted, the noise beside it, and how far the one must stand above the other."""
         fit = self.fits[rank]
@@ -180,6 +190,6 @@ class Growth:
         xp = array_namespace(fit.kernel.left)
         if rank:
             values = xp.linalg.svdvals(fit.curvature.scaled(fit.kernel.matrix(), 0.5, FLOOR))
-            return float(values[rank - 1]), self.score(rank).noise, GAP
+            return float(values[rank - 1]), max(self.score(rank).noise, self._overfitted(rank)), GAP
         norms = [float(xp.linalg.matrix_norm(kernel, ord=2)) for kernel in self.score(0).hidden()]
         return NEGLIGIBLE, float(np.mean(norms)), 1.0

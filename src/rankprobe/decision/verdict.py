@@ -7,6 +7,9 @@ from dataclasses import dataclass
 CONFIDENCE, REACH = 0.95, 1.959964
 """Nominal level of every interval, and the standard deviations of a normal law that it takes."""
 
+MOST = 100.0
+"""Times the sequences there are, past which how many are wanted is not worth telling apart."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -29,4 +32,4 @@ class Verdict:
 
 def short_by(value: float, noise: float, gap: float) -> float:
     """Times as many sequences that make ``noise``, which falls as 1/√n, less than ``value`` / ``gap``."""
-    return max(2.0, (gap * noise / value) ** 2) if value > 0 else 2.0
+    return min(max(2.0, (gap * noise / value) ** 2), MOST) if value > 0 else 2.0
