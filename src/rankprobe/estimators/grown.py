@@ -12,13 +12,10 @@ from rankprobe.arrays import array_namespace
 from rankprobe.decision.growth import Growth
 from rankprobe.decision.noise import evened
 from rankprobe.decision.structure import structure
-from rankprobe.estimators.inversion import WARM, Inversion, Task, decided, held_out, unit_of, values_of
+from rankprobe.estimators.inversion import ROOM, WARM, Inversion, Task, decided, held_out, unit_of, values_of
 from rankprobe.estimators.model import Model
 from rankprobe.solver import Fit, Kernel, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
-
-ROOM = 2.0
-"""Equations wanted for each unknown of the largest rank tried."""
 
 GROWING = Settings(damping=0.1, outer=25, stall=1e-3)
 """Fits on the way up: none needs more than to show which direction it lacks."""

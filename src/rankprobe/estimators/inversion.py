@@ -23,6 +23,9 @@ from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Setting
 EQUATIONS_PER_PARAMETER = 12
 """Size of the first sample, in observations per unknown."""
 
+ROOM = 2.0
+"""Observations an unknown without which no rank is tried."""
+
 WARM = Settings(ridge=1e-8, damping=1e-3, outer=15, decrement=0.05)
 """A fit that starts next to its answer."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rankprobe.estimators.grown import ROOM, invert_grown
-from rankprobe.estimators.inversion import EQUATIONS_PER_PARAMETER, Inversion, Refusal, Task, too_few
+from rankprobe.estimators.inversion import EQUATIONS_PER_PARAMETER, ROOM, Inversion, Refusal, Task, too_few
 from rankprobe.estimators.model import Model
 from rankprobe.estimators.result import Status
 from rankprobe.estimators.whole import invert_whole
@@ -63,13 +62,19 @@ def invert(task: Task) -> Inversion | Refusal:
         if task.sequences < max(need, 2):
             return too_few(task.sequences, least + unknown_values, max(need, 2), first)
         if task.sequences < max(first, SPARE * full / freedom):
-            return invert_grown(task, model)
+            return _grown(task, model)
         first = max(first, math.ceil(4 * SPARE * full / freedom))
         whole = invert_whole(task, model, first)
         open_ = not (whole.verdict.settled and whole.converged)
         if open_ and whole.sequences == task.sequences <= FEW * first and not whole.structure.found:
-            return invert_grown(task, model)
+            return _grown(task, model)
         return whole
     from rankprobe.estimators.factored import invert_factored
 
     return invert_factored(task, model, rows)
+
+
+def _grown(task: Task, model: Model) -> Inversion:
+    from rankprobe.estimators.grown import invert_grown
+
+    return invert_grown(task, model)
