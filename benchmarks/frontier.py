@@ -48,6 +48,7 @@ def measure(job: Job) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--part", choices=("sequences", "noise", "both"), default="both")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--finished", type=Path, default=Path(__file__).with_suffix(".jsonl"), metavar="FILE")
     options = parser.parse_args()
@@ -57,8 +58,11 @@ def main() -> int:
             run = json.loads(line) if line.endswith("}") else {}
             if run.get("source") == current:
                 done[tuple(run["job"])] = run
-    points = [(rank, n, SIGMA) for rank in RANKS for n in SIZES]
-    points += [(rank, MANY, noise) for rank in RANKS for noise in NOISES]
+    points: list[tuple[int, int, float]] = []
+    if options.part != "noise":
+        points += [(rank, n, SIGMA) for rank in RANKS for n in SIZES]
+    if options.part != "sequences":
+        points += [(rank, MANY, noise) for rank in RANKS for noise in NOISES]
     jobs = [(*point, seed) for point in points for seed in range(options.seeds)]
     with options.finished.open("a") as file, ProcessPoolExecutor(options.processes) as pool:
         for run in pool.map(measure, [job for job in jobs if job not in done], chunksize=4):
@@ -77,32 +81,26 @@ def main() -> int:
 
     needed = math.ceil(FEWEST / 20 * options.seeds)
     print(heading("scipy"))
-    print(f"\nExact rank in … of {options.seeds} seeds, σ = {SIGMA}\n")
-    rows = []
-    for rank in RANKS:
-        enough = [n for n in SIZES if all(right(rank, m, SIGMA)[0] >= needed for m in SIZES if m >= n)]
-        bound = math.ceil((rank * (2 * D - rank) + D * D) / (T * D))
-        rows.append(
-            [
-                str(rank),
-                *(cell(rank, n, SIGMA) for n in SIZES),
-                str(min(enough, default="–")),
-                str(bound),
-                "3000",
-            ]
-        )
-    print(table(["r*", *(f"n={n}" for n in SIZES), "least n", "counting", "paper"], rows))
-    print(f"\nExact rank in … of {options.seeds} seeds, n = {MANY}\n")
-    rows = []
-    for rank in RANKS:
-        enough = [s for s in NOISES if all(right(rank, MANY, t)[0] >= needed for t in NOISES if t <= s)]
-        margins = [done[rank, MANY, NOISES[0], seed]["margin"] for seed in range(options.seeds)]
-        known = sorted(margin for margin in margins if margin)
-        edge = NOISES[0] * known[len(known) // 2] if known else math.nan
-        rows.append(
-            [str(rank), *(cell(rank, MANY, s) for s in NOISES), str(max(enough, default="–")), f"{edge:.2g}"]
-        )
-    print(table(["r*", *(f"σ={s:g}" for s in NOISES), "most σ", "σ at edge"], rows))
+    if options.part != "noise":
+        print(f"\nExact rank in … of {options.seeds} seeds, σ = {SIGMA}\n")
+        rows = []
+        for rank in RANKS:
+            enough = [n for n in SIZES if all(right(rank, m, SIGMA)[0] >= needed for m in SIZES if m >= n)]
+            bound = math.ceil((rank * (2 * D - rank) + D * D) / (T * D))
+            least = str(min(enough, default="–"))
+            rows.append([str(rank), *(cell(rank, n, SIGMA) for n in SIZES), least, str(bound), "3000"])
+        print(table(["r*", *(f"n={n}" for n in SIZES), "least n", "counting", "paper"], rows))
+    if options.part != "sequences":
+        print(f"\nExact rank in … of {options.seeds} seeds, n = {MANY}\n")
+        rows = []
+        for rank in RANKS:
+            enough = [s for s in NOISES if all(right(rank, MANY, t)[0] >= needed for t in NOISES if t <= s)]
+            margins = [done[rank, MANY, NOISES[0], seed]["margin"] for seed in range(options.seeds)]
+            known = sorted(margin for margin in margins if margin)
+            edge = f"{NOISES[0] * known[len(known) // 2]:.2g}" if known else "–"
+            most = str(max(enough, default="–"))
+            rows.append([str(rank), *(cell(rank, MANY, s) for s in NOISES), most, edge])
+        print(table(["r*", *(f"σ={s:g}" for s in NOISES), "most σ", "σ at edge"], rows))
     return 0
 
 
