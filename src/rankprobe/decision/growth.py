@@ -26,6 +26,9 @@ EXACT = 1e-12
 ROUNDS = 3
 """Most times that a finished fit, which may show what an unfinished one hid, is grown again."""
 
+TAIL = 2.0
+"""How fast the limit rises with the parameters an equation."""
+
 AGREE = 1e-2
 """Residuals that differ by less than this share are of one minimum."""
 
@@ -83,12 +86,13 @@ class Growth:
         fit = self.fits[rank]
         if limit is None:
             # The law of the noise is of first order: short of equations, its tail is longer than simulated.
-            limit = NEEDED * (1.0 + 2.0 * degrees_of_freedom(fit) / fit.lin.problem.equations)
+            limit = NEEDED * (1.0 + TAIL * degrees_of_freedom(fit) / fit.lin.problem.equations)
         if fit.rss <= EXACT * self._total:
             return True
         if rank == 0 and fit.curvature.mean <= 0.0:
             # A linear mixer of rank 0 has no gradient; what rank 1 explains tells instead.
-            self.try_from(1, self.starts(1))
+            if 1 not in self.fits:
+                self.try_from(1, self.starts(1))
             return signal_score(self.fits[1]) <= limit
         return self.score(rank).score <= limit
 
@@ -178,9 +182,7 @@ class Growth:
             return math.inf
         if rank + 1 not in self.fits:
             self.try_from(rank + 1, [grown(self.fits[rank], 1)])
-        more = self.fits[rank + 1]
-        xp = array_namespace(more.kernel.left)
-        return float(xp.linalg.svdvals(more.curvature.scaled(more.kernel.matrix(), 0.5, FLOOR))[rank])
+        return _last_value(self.fits[rank + 1])
 
     def _beside(self, rank: int) -> tuple[float, float, float]:
         """The last value counted, the noise beside it, and how far the one must stand above the other."""
@@ -189,7 +191,13 @@ class Growth:
             return 0.0, 1.0, GAP
         xp = array_namespace(fit.kernel.left)
         if rank:
-            values = xp.linalg.svdvals(fit.curvature.scaled(fit.kernel.matrix(), 0.5, FLOOR))
-            return float(values[rank - 1]), max(self.score(rank).noise, self._overfitted(rank)), GAP
+            return _last_value(fit), max(self.score(rank).noise, self._overfitted(rank)), GAP
         norms = [float(xp.linalg.matrix_norm(kernel, ord=2)) for kernel in self.score(0).hidden()]
         return NEGLIGIBLE, float(np.mean(norms)), 1.0
+
+
+def _last_value(fit: Fit) -> float:
+    """The least singular value of a fit in the metric of the score test."""
+    xp = array_namespace(fit.kernel.left)
+    values = xp.linalg.svdvals(fit.curvature.scaled(fit.kernel.matrix(), 0.5, FLOOR))
+    return float(values[fit.kernel.rank - 1])

@@ -33,44 +33,19 @@ CLOSING = replace(WARM, outer=40, decrement=1.0)
 def invert_grown(task: Task, model: Model) -> Inversion:
     """The rank at which the gradient of a fit asks for no more, on all sequences of the task."""
     rng = np.random.default_rng(task.sampler.seed)
-    sample = task.sampler.take(task.sequences)
-    xp = array_namespace(sample.X)
-    even = None
-    for _ in range(2):
-        model = (
-            model if even is None else replace(model, even=even if model.even is None else model.even @ even)
-        )
-        values, problem = values_of(task, model), model.problem(sample, xp.float64)
-        p_q, p_k = model.query.dimension, model.key.dimension
-
-        def starts(rank: int) -> Iterator[Kernel]:
-            yield over.kernel.truncated(rank)  # noqa: B023
-            left, right = (
-                xp.asarray(np.linalg.qr(rng.standard_normal((width, rank)))[0], device=sample.X.device)
-                for width in (p_q, p_k)  # noqa: B023
-            )
-            yield Kernel(left, xp.ones_like(left[0, :]) / sample.X.shape[1], right)
-
-        free = sample.attention_freedom(task.causal, int(sample.Y.shape[2]))
-        spare = problem.equations / ROOM - model.value.dimension * int(sample.Y.shape[2])
-        most = min(_largest(p_q, p_k, min(spare, free / ROOM)), task.max_rank or math.inf)
-        # More rank than needed smooths the way: the fit, cut, is one more start.
-        over = fit(problem, first_kernel(problem, values, max(int(most), 1), rng), values, rng, GROWING)
-        nothing = fit(problem, first_kernel(problem, values, 1, rng).truncated(0), values, rng, GROWING)
-        growth = Growth(
-            nothing,
-            lambda start: fit(problem, start, values, rng, GROWING, task.report),  # noqa: B023
-            lambda start: fit(problem, start, values, rng, CLOSING, task.report),  # noqa: B023
-            starts,
-            int(most),
-            rng,
-        )
+    growth = _growth(task, model, rng)
+    verdict = growth.decide()
+    final = growth.fits[verdict.rank]
+    tested = structure(final)
+    even = evened(final) if final.converged and not tested.found else None
+    if even is not None:
+        model = model.evened(even)
+        growth = _growth(task, model, rng)
         verdict = growth.decide()
-        final, tested = growth.fits[verdict.rank], structure(growth.fits[verdict.rank])
-        even = evened(final) if final.converged and not tested.found else None
-        if even is None:
-            break
+        final = growth.fits[verdict.rank]
+        tested = structure(final)
     verdict = replace(verdict, starts=growth.agreeing(verdict.rank))
+    values = values_of(task, model)
     edge = None
     if final.curvature.mean > 0.0:
         edge = growth.score(verdict.rank).printed(model.matrix_in_tokens) * unit_of(task, model, final.lin.W)
@@ -86,8 +61,39 @@ def invert_grown(task: Task, model: Model) -> Inversion:
         task.sequences,
         final.converged,
         tested,
-        predicts=verdict.rank > 0 and _kernel_predicts(task, model, final, nothing, values, rng),
+        predicts=verdict.rank > 0 and _kernel_predicts(task, model, final, growth.nothing, values, rng),
     )
+
+
+def _growth(task: Task, model: Model, rng: np.random.Generator) -> Growth:
+    """Growth on all sequences, which starts also from a fit of more rank than needed and at random."""
+    sample = task.sampler.take(task.sequences)
+    xp = array_namespace(sample.X)
+    values, problem = values_of(task, model), model.problem(sample, xp.float64)
+    p_q, p_k = model.query.dimension, model.key.dimension
+    width = int(sample.Y.shape[2])
+    spare = problem.equations / ROOM - model.value.dimension * width
+    free = sample.attention_freedom(task.causal, width)
+    most = int(min(_largest(p_q, p_k, min(spare, free / ROOM)), task.max_rank or math.inf))
+
+    def refit(start: Kernel) -> Fit:
+        return fit(problem, start, values, rng, GROWING, task.report)
+
+    def finish(start: Kernel) -> Fit:
+        return fit(problem, start, values, rng, CLOSING, task.report)
+
+    def starts(rank: int) -> Iterator[Kernel]:
+        yield over.kernel.truncated(rank)
+        left, right = (
+            xp.asarray(np.linalg.qr(rng.standard_normal((size, rank)))[0], device=sample.X.device)
+            for size in (p_q, p_k)
+        )
+        yield Kernel(left, xp.ones_like(left[0, :]) / sample.X.shape[1], right)
+
+    # More rank than needed smooths the way: the fit, cut, is one more start.
+    over = refit(first_kernel(problem, values, max(most, 1), rng))
+    nothing = refit(first_kernel(problem, values, 1, rng).truncated(0))
+    return Growth(nothing, refit, finish, starts, most, rng)
 
 
 def _kernel_predicts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -186,6 +186,10 @@ class Model:
         left = self.query.to_tokens(xp.astype(kernel.left, self.query.whiten.dtype))
         right = self.key.to_tokens(xp.astype(kernel.right, self.key.whiten.dtype))
         return product_svd(left * xp.astype(kernel.values, left.dtype), right)
+
+    def evened(self, even: Array) -> Model:
+        """The model with the columns of Y turned once more, by ``even`` [d_v, d_v]."""
+        return replace(self, even=even if self.even is None else self.even @ even)
 
     def matrix_in_tokens(self, matrix: Array) -> Array:
         """A kernel [p_q, p_k] as a matrix in token units, [d, d]."""

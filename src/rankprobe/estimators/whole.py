@@ -79,7 +79,7 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion:
         if even is not None:
             # What noise in other columns hid shows only now, so the noise is looked at again.
             evenings += 1
-            model = replace(model, even=even if model.even is None else model.even @ even)
+            model = model.evened(even)
             values, start, settings = values_of(task, model), whole.kernel, NEAR
             continue
         edge = NoiseEdge(whole, rng)
