@@ -237,10 +237,3 @@ def test_copies_of_a_sequence_are_not_more_data() -> None:
     answer = rankprobe.estimate(np.repeat(X, 200, axis=0), np.repeat(Y, 200, axis=0))
     assert answer.status is Status.NOT_IDENTIFIABLE
     assert "copies" in answer.message
-
-
-def test_uniform_attention_is_softmax_of_rank_zero_where_no_option_says_so() -> None:
-    teacher = make_teacher(kind="softmax_qk", rank=0, tokens=4, dim=9, value_dim=9, noise=0.01, seed=19)
-    X, Y = (np.concatenate(part) for part in zip(*teacher.blocks(200), strict=True))
-    answer = rankprobe.estimate(X, Y)
-    assert (answer.attention, answer.causal, answer.rank) == ("softmax", False, 0)

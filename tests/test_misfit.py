@@ -157,3 +157,18 @@ def test_a_skip_connection_can_be_fitted_beside_attention() -> None:
         draw.X, residual(draw) + draw.noise(), attention="softmax", causal=False, residual=True
     )
     assert (answer.status, answer.rank) == (Status.IDENTIFIED, 3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("outputs", "attention", "cause"),
+    [(two_summed, "softmax", ""), (plain, "linear", "--attention softmax")],
+)
+def test_a_handful_of_sequences_of_another_map_is_a_misfit(
+    outputs: Callable[[Draws], Floats], attention: str, cause: str, seed: int
+) -> None:
+    draw = Draws(seed)
+    X, Y = draw.X[:20], (outputs(draw) + draw.noise())[:20]
+    answer = rankprobe.estimate(X, Y, attention=attention, causal=False)
+    assert answer.status is Status.MISFIT, answer.message
+    assert cause in answer.message

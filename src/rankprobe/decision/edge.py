@@ -33,6 +33,9 @@ NEGLIGIBLE = 0.03
 ONE_IN_TWENTY = 1.645
 """Standard score that a normal law passes one time in twenty."""
 
+GREY = 2
+"""Most values neither surely signal nor surely noise that an interval ends with: more are a slow decline."""
+
 FIRST_DRAWS, MORE_DRAWS = 8, 60
 
 
@@ -128,7 +131,7 @@ class NoiseEdge:
             reason = f"singular value {rank} is {score:.1f} standard deviations above the noise"
             reason += f", value {rank + 1} {after:.1f}" if rank < top else ", and there are no more"
         value, noise, gap = self._beside(rank)
-        if value < gap * noise:
+        if value < gap * noise or upper > rank + GREY:
             upper, reason = top, f"{reason}; weaker ones could hide in the noise"
         return Verdict(rank, upper, reason, short_by(value, noise, gap))
 

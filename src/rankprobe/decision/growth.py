@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankprobe.arrays import array_namespace
-from rankprobe.decision.edge import ALLOWED, GAP, MORE_DRAWS, NEEDED, NEGLIGIBLE
+from rankprobe.decision.edge import ALLOWED, GAP, GREY, MORE_DRAWS, NEEDED, NEGLIGIBLE
 from rankprobe.decision.noise import degrees_of_freedom, signal_score
 from rankprobe.decision.score import FLOOR, Score
 from rankprobe.decision.verdict import Verdict, short_by
@@ -155,7 +155,7 @@ class Growth:
         if self.fits[rank].rss <= EXACT * self._total:
             return Verdict(rank, rank, f"rank {rank} fits to rounding, less does not")
         upper = rank
-        while upper < min(rank + 2, self.most) and not self.sufficient(upper, ALLOWED):
+        while upper < min(rank + GREY, self.most) and not self.sufficient(upper, ALLOWED):
             upper += 1
             if upper not in self.fits:
                 self.try_from(upper, [grown(self.fits[upper - 1], 1)])

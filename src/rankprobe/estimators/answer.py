@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from rankprobe import spectra
@@ -78,9 +79,29 @@ def estimate_of(task: Task, name: str, outcome: Inversion | Refusal) -> Estimate
     )
 
 
+def tied(answers: dict[str, Estimate]) -> Estimate:
+    """One answer from those under several maps, by name, that the data do not tell apart."""
+    first, *others = answers.values()
+    if not first.status.usable:
+        return first
+    names = " from ".join(answers)
+    if all((each.status, each.rank_interval) == (first.status, first.rank_interval) for each in others):
+        return replace(first, message=f"{first.message}; cannot tell {names}, the rank is the same")
+    found = " or ".join(
+        str(each.status) if each.rank is None else f"{each.status} {each.rank}" for each in answers.values()
+    )
+    told = ("rank", "rank_interval", "confidence", "energy_rank_interval", "sequences_wanted", *_MEASURES)
+    nothing: dict[str, Any] = dict.fromkeys(told)
+    message = (
+        f"cannot tell {names}: their held-out errors tie, the answers do not ({found.strip()}); "
+        "pass --attention, and --causal or --no-causal"
+    )
+    return replace(first, **nothing, status=Status.NOT_IDENTIFIABLE, message=message)
+
+
 def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     verdict, r2, ratio = outcome.verdict, outcome.r2_heldout, outcome.heldout_ratio
-    if outcome.signal < 4.0 and verdict.rank == 0:
+    if outcome.signal < 4.0 and (verdict.rank == 0 or not outcome.converged):
         return Status.DEGENERATE, "the outputs carry nothing of the inputs, so no kernel can be seen"
     if not outcome.predicts:
         return (
@@ -98,6 +119,16 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
         )
     if outcome.structure.found and inexact:
         return Status.MISFIT, _misfit(task, outcome)
+    if outcome.parametrization == "grown" and inexact:
+        from rankprobe.estimators.diagnose import likelier_cause
+
+        cause = likelier_cause(task, outcome)
+        if cause is not None:
+            return (
+                Status.MISFIT,
+                f"another map leaves much less noise: Y is not this {outcome.model.kind} attention; "
+                f"most likely {cause}",
+            )
     if not outcome.converged and inexact:
         from rankprobe.estimators.diagnose import needs_no_mixing
 

@@ -1,4 +1,4 @@
-"""Which kind of map: from the call, from what the file says, else decided on held-out sequences."""
+"""Which map: from the call, from what the file says, else decided on held-out sequences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 from rankprobe.errors import DataError, UsageError
 from rankprobe.estimators.model import Kind
 from rankprobe.estimators.source import Sampler
+
+Map = tuple[Kind, bool]
+"""Kind of map, and whether it is causal."""
 
 _KINDS: dict[str, Kind] = {
     "softmax": "softmax",
@@ -17,10 +20,10 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-def choose_kind(
+def choose_maps(
     sampler: Sampler, attention: str, causal: bool | str, bias: bool, residual: bool = False
-) -> tuple[Kind, bool, dict[str, Any]]:
-    """The kind of map, whether it is causal, and how that was settled (for the result).
+) -> tuple[list[Map], dict[str, Any]]:
+    """The map, and how it was settled (for the result); several maps where held-out errors tie.
 
     Raises :class:`UsageError` for a kind that does not exist, :class:`DataError` for one noted in the file.
     """
@@ -49,15 +52,18 @@ def choose_kind(
         masks, origin["causal_from"] = [bool(noted["causal"])], "file"
     candidates = [(kind, mask) for kind in kinds for mask in masks]
     if len(candidates) == 1 or sampler.source.sequences < 2:
-        return (*candidates[0], origin)
+        return candidates[:1], origin
     from rankprobe.estimators.trial import Trial
 
     trials = {candidate: Trial.of(sampler, *candidate, bias, residual) for candidate in candidates}
     errors = {candidate: trial.error for candidate, trial in trials.items()}
     least = trials[min(errors, key=lambda candidate: errors[candidate])]
-    # Kinds that nothing tells apart (uniform attention is linear of rank 1 too): the first of them.
-    best = next(candidate for candidate, trial in trials.items() if trial.as_good_as(least))
     origin["heldout_errors"] = {  # type: ignore[assignment]
-        f"{kind}{'+causal' if mask else ''}": error for (kind, mask), error in errors.items()
+        name_of(candidate): error for candidate, error in errors.items()
     }
-    return (*best, origin)
+    return [candidate for candidate, trial in trials.items() if trial.as_good_as(least)], origin
+
+
+def name_of(candidate: Map) -> str:
+    kind, causal = candidate
+    return f"{kind}+causal" if causal else kind

@@ -7,15 +7,17 @@ logits that are soft-capped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
+from rankprobe.decision.noise import degrees_of_freedom, noise_sigma
 from rankprobe.decision.structure import Floats, mean_score, pair_score
 from rankprobe.estimators.inversion import Inversion, Task
-from rankprobe.estimators.model import Kind, Sample
+from rankprobe.estimators.model import Kind, Model, Sample
 from rankprobe.estimators.trial import TRIAL_RANK, Trial
 from rankprobe.solver import Fit
 from rankprobe.solver.linearization import Block
@@ -24,17 +26,30 @@ from rankprobe.solver.problem import apply, swap
 MUCH = 0.5
 """A kind of map that leaves less than this share of what the assumed kind leaves explains much more."""
 
-ROUNDS = 5
-"""Times that two heads in one Y are fitted in turn."""
+CLEARLY = 0.8
+"""The same for noise variances, corrected for the parameters fitted."""
+
+ROUNDS = 12
+"""Times that two heads in one Y are fitted in turn, each from where it was."""
+
+SUMMED = "Y is a sum of several heads; record each head before the output projection"
 
 PROBED = 24
 """Features looked at for positions: more would only cost memory."""
 
 
 def likeliest_cause(task: Task, outcome: Inversion) -> str:
-    """The cause and its remedy, as a clause that follows "this is not attention as assumed: "."""
+    """The cause and its remedy, as a clause that follows "most likely"."""
+    if outcome.parametrization == "grown":
+        cause = likelier_cause(task, outcome)
+        if cause is not None:
+            return cause
     assumed = Trial.of(task.sampler, task.kind, task.causal, task.bias, task.residual)
-    better = _better_kind(task, assumed.error)
+
+    def error(kind: Kind, causal: bool, residual: bool) -> float:
+        return Trial.of(task.sampler, kind, causal, task.bias, residual).error
+
+    better = _better_kind(task, assumed.error, error)
     if better is not None:
         return better
     if outcome.structure.worst == "magnitude":
@@ -53,6 +68,30 @@ def likeliest_cause(task: Task, outcome: Inversion) -> str:
     return "its values may not be linear in the tokens, or X and Y may not belong together"
 
 
+def likelier_cause(task: Task, outcome: Inversion) -> str | None:
+    """Another map, of no more rank a head, that leaves clearly less noise; None where there is none.
+
+    A few sequences tell little about what noise looks like, but much about how large it is.
+    """
+    sample, model, rank = task.sampler.take(task.sequences), outcome.model, max(outcome.verdict.rank, 1)
+    if model.even is not None:
+        sample, model = replace(sample, Y=apply(sample.Y, model.even)), replace(model, even=None)
+
+    def noise(kind: Kind, causal: bool, residual: bool) -> float:
+        other = Model.of(kind, causal, task.bias, sample, task.sampler.source.storage_dtype, residual)
+        return noise_sigma(Trial.fitted(other, sample, sample, task.sampler.seed, rank).fit) ** 2
+
+    variance = outcome.sigma**2
+    better = _better_kind(task, variance, noise, CLEARLY)
+    if better is not None:
+        return better
+    first, second = _two_heads(model, sample, sample, task.sampler.seed, rank + 2)
+    equations = second.fit.lin.problem.equations
+    free = equations - degrees_of_freedom(first.fit) - degrees_of_freedom(second.fit)
+    # With hardly more equations than parameters, two heads fit the noise of one.
+    return SUMMED if 2 * free > equations and second.fit.rss / free < MUCH * variance else None
+
+
 def needs_no_mixing(task: Task, outcome: Inversion) -> bool:
     """Whether a linear map of the token itself explains the outputs as well as the fit does."""
     if outcome.r2_heldout is None or outcome.r2_heldout < MUCH:
@@ -61,18 +100,20 @@ def needs_no_mixing(task: Task, outcome: Inversion) -> bool:
     return alone.error <= 1.2 * (1.0 - outcome.r2_heldout)
 
 
-def _better_kind(task: Task, error: float) -> str | None:
-    """The link, mask or skip connection under which the outputs are explained much better."""
+def _better_kind(
+    task: Task, error: float, of: Callable[[Kind, bool, bool], float], share: float = MUCH
+) -> str | None:
+    """The link, mask or skip connection whose error, ``of`` it, is less than a ``share`` of ``error``."""
     kinds: list[Kind] = ["softmax", "linear"]
     candidates = {
-        (kind, mask, residual): Trial.of(task.sampler, kind, mask, task.bias, residual).error
+        (kind, mask, residual): of(kind, mask, residual)
         for kind in kinds
         for mask in (False, True)
         for residual in (False, True)
         if (kind, mask, residual) != (task.kind, task.causal, task.residual)
     }
     least = min(candidates.values())
-    if least > MUCH * error:
+    if least > share * error:
         return None
     # Of those about as good, the one that changes least.
     kind, mask, residual = min(
@@ -99,23 +140,22 @@ def _several_heads(task: Task, assumed: Trial) -> str | None:
         half = Trial.of(task.sampler, task.kind, task.causal, task.bias, task.residual, part=2)
         if half.error < MUCH * alone:
             return "Y holds several heads side by side; pass --heads H, or split it"
-    if _summed_error(task, assumed) < MUCH * alone:
-        return "Y is a sum of several heads; record each head before the output projection"
-    return None
-
-
-def _summed_error(task: Task, assumed: Trial) -> float:
-    """Share of the variance of unseen sequences left by two heads, each fitted to what the other leaves."""
     model, train, test = assumed.model, assumed.train, assumed.test
     rank = min(TRIAL_RANK, model.key.dimension, model.query.dimension)
-    shares = [(_fitted(assumed, train), _fitted(assumed, test)), (0.0 * train.Y, 0.0 * test.Y)]
-    for turn in range(2 * ROUNDS - 1):
-        seen, unseen = shares[turn % 2]
-        rest = replace(train, Y=train.Y - seen)
-        head = Trial.fitted(model, rest, replace(test, Y=test.Y - unseen), task.sampler.seed, rank)
-        shares[(turn + 1) % 2] = (_fitted(head, train), _fitted(head, test))
-    left = replace(test, Y=test.Y - shares[0][1] - shares[1][1])
-    return left.size() / test.variation()
+    _, second = _two_heads(model, train, test, task.sampler.seed, rank)
+    return SUMMED if second.error * second.test.variation() < MUCH * alone * test.variation() else None
+
+
+def _two_heads(model: Model, train: Sample, test: Sample, seed: int, rank: int) -> tuple[Trial, Trial]:
+    """Two heads whose sum is Y, each fitted in turn to what the other leaves."""
+    seen, unseen = 0.0 * train.Y, 0.0 * test.Y
+    heads: list[Trial] = []
+    for turn in range(2 * ROUNDS):
+        rest = replace(train, Y=train.Y - seen), replace(test, Y=test.Y - unseen)
+        start = heads[turn - 2].fit.kernel if turn >= 2 else None
+        heads.append(Trial.fitted(model, *rest, seed, rank, start))
+        seen, unseen = _fitted(heads[-1], train), _fitted(heads[-1], test)
+    return heads[-2], heads[-1]
 
 
 def _fitted(trial: Trial, sample: Sample) -> Array:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankprobe.attention import Array
 from rankprobe.errors import UsageError
-from rankprobe.estimators.answer import estimate_of
-from rankprobe.estimators.choose import choose_kind
-from rankprobe.estimators.inversion import Refusal, Task
+from rankprobe.estimators.answer import estimate_of, tied
+from rankprobe.estimators.choose import choose_maps, name_of
+from rankprobe.estimators.inversion import Inversion, Refusal, Task
 from rankprobe.estimators.invert import invert
 from rankprobe.estimators.realized_mixer import mean_mixer, realized_mixer
 from rankprobe.estimators.result import Estimate, Result
@@ -128,7 +129,7 @@ def _run(
 ) -> tuple[dict[str, Estimate], dict[str, Any]]:
     sampler = Sampler(source, head, seed)
     noted = source.attributes
-    kind, is_causal, chosen = choose_kind(sampler, attention, causal, bias, residual)
+    maps, chosen = choose_maps(sampler, attention, causal, bias, residual)
     if scale is None:
         scale = float(noted.get("scale") or 1.0)
     if not scale > 0:
@@ -141,24 +142,43 @@ def _run(
         if progress is not None:
             progress(steps, None, text)
 
-    task = Task(
-        sampler, kind, is_causal, bias, scale, residual, None, max_rank, _fitting(source, memory), report
-    )
+    known = source.value_map(head)
+    fitting = _fitting(source, memory)
+    tasks = [
+        Task(sampler, kind, causal, bias, scale, residual, None, max_rank, fitting, report)
+        for kind, causal in maps
+    ]
     if solver == "paper":
         from rankprobe.estimators.paper import paper_estimates
 
-        return paper_estimates(task, names, source.value_map(head)), chosen
-    tasks: dict[str, Task] = {}
-    inversions: dict[str, Any] = {}
+        return paper_estimates(tasks[0], names, known), chosen
+    results, inversions = _inverted(tasks[0], names, known)
+    if len(maps) > 1 and results[names[0]].status.usable:
+        others = [_inverted(task, names, known)[0] for task in tasks[1:]]
+        answers = dict(zip(map(name_of, maps), [results, *others], strict=True))
+        results = {name: tied({of: each[name] for of, each in answers.items()}) for name in names}
+    if curve:
+        from rankprobe.estimators.curve import with_curve
+
+        for name, (task, inversion) in inversions.items():
+            if name in results:
+                results[name] = with_curve(task, inversion, results[name], tolerance)
+    return results, chosen
+
+
+def _inverted(
+    task: Task, names: list[str], known: Array | None
+) -> tuple[dict[str, Estimate], dict[str, tuple[Task, Inversion | Refusal]]]:
+    """The answer of every estimator of ``names``, and the inversions they rest on; ``known`` is V."""
+    inversions: dict[str, tuple[Task, Inversion | Refusal]] = {}
     results: dict[str, Estimate] = {}
     for name in names:
         base = name if name != "realized-mixer" else next(iter(inversions), "v-unknown")
         if base not in inversions:
-            known = source.value_map(head) if base == "v-known" else None
-            tasks[base] = task if known is None else Task(**{**vars(task), "value_map": known})
-            inversions[base] = invert(tasks[base])
-            results.setdefault(base, estimate_of(tasks[base], base, inversions[base]))
-        outcome = inversions[base]
+            told = replace(task, value_map=known) if base == "v-known" else task
+            inversions[base] = told, invert(told)
+            results.setdefault(base, estimate_of(told, base, inversions[base][1]))
+        outcome = inversions[base][1]
         if name == "realized-mixer":
             inverted = results[base]
             results[name] = (
@@ -166,12 +186,7 @@ def _run(
                 if isinstance(outcome, Refusal)
                 else realized_mixer(inverted, mean_mixer(task, outcome))
             )
-    if curve:
-        from rankprobe.estimators.curve import with_curve
-
-        for name in [each for each in names if each in inversions]:
-            results[name] = with_curve(tasks[name], inversions[name], results[name], tolerance)
-    return {name: results[name] for name in names}, chosen
+    return {name: results[name] for name in names}, inversions
 
 
 def _names(estimators: Sequence[str], source: Source, head: int | None) -> list[str]:

@@ -16,7 +16,7 @@ SPARE = 1.5
 """Numbers told of attention rows wanted for each entry of a kernel fitted whole."""
 
 FEW = 8
-"""Growth of the first sample up to which a kernel that could not be decided whole is grown instead."""
+"""Growth of the first sample up to which a kernel fitted whole but not decided is grown instead."""
 
 
 def invert(task: Task) -> Inversion | Refusal:
@@ -65,8 +65,11 @@ def invert(task: Task) -> Inversion | Refusal:
             return _grown(task, model)
         first = max(first, math.ceil(4 * SPARE * full / freedom))
         whole = invert_whole(task, model, first)
-        open_ = not (whole.verdict.settled and whole.converged)
-        if open_ and whole.sequences == task.sequences <= FEW * first and not whole.structure.found:
+        if whole is None:
+            return _grown(task, model)
+        few = task.sequences <= FEW * first
+        open_ = not whole.converged or (few and not whole.verdict.settled)
+        if open_ and whole.sequences == task.sequences and not whole.structure.found:
             return _grown(task, model)
         return whole
     from rankprobe.estimators.factored import invert_factored

@@ -11,7 +11,7 @@ import numpy as np
 from rankprobe.decision.excess import Floats
 from rankprobe.estimators.model import Kind, Model, Sample
 from rankprobe.estimators.source import Sampler
-from rankprobe.solver import Fit, FittedValueMap, Settings, fit
+from rankprobe.solver import Fit, FittedValueMap, Kernel, Settings, fit
 from rankprobe.solver.start import first_kernel
 
 TRIAL_RANK = 12
@@ -60,9 +60,14 @@ class Trial:
         return cls.fitted(model, train, test, sampler.seed, rank)
 
     @classmethod
-    def fitted(cls, model: Model, train: Sample, test: Sample, seed: int, rank: int) -> Trial:
+    def fitted(
+        cls, model: Model, train: Sample, test: Sample, seed: int, rank: int, start: Kernel | None = None
+    ) -> Trial:
+        """A fit of rank at most ``rank`` to ``train``, from ``start`` if one is given."""
         problem, values, rng = model.problem(train), FittedValueMap(), np.random.default_rng(seed)
-        done = fit(problem, first_kernel(problem, values, rank, rng), values, rng, QUICK)
+        if start is None:
+            start = first_kernel(problem, values, rank, rng)
+        done = fit(problem, start, values, rng, QUICK)
         return cls(model, done, train, test)
 
     @property

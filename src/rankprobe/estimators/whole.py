@@ -9,7 +9,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.decision.edge import NoiseEdge
-from rankprobe.decision.noise import evened
+from rankprobe.decision.noise import evened, signal_score
 from rankprobe.decision.score import score_for_more
 from rankprobe.decision.structure import structure
 from rankprobe.decision.verdict import Verdict
@@ -24,7 +24,7 @@ from rankprobe.estimators.inversion import (
     values_of,
 )
 from rankprobe.estimators.model import Model
-from rankprobe.solver import Fit, Problem, Settings, fit
+from rankprobe.solver import Fit, Problem, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
 
 ENERGY_TARGET = 0.005
@@ -40,6 +40,9 @@ CONFIRMED = 3.0
 EVENINGS = 5
 """Most times that the noise of the outputs is evened before a decision."""
 
+NOTHING = 4.0
+"""Standard score of what the inputs explain of the outputs below which it is nothing."""
+
 SINGLE = 1e-6
 """Share of the squares of Y above which what a fit leaves is far from the rounding of single precision."""
 
@@ -53,8 +56,12 @@ NEAR = replace(WARM, tight=True)
 """A fit of the whole kernel that starts next to its answer."""
 
 
-def invert_whole(task: Task, model: Model, first: int) -> Inversion:
-    """The full kernel and its noise edge decide the rank; a refit at that rank, on more, confirms it."""
+def invert_whole(task: Task, model: Model, first: int) -> Inversion | None:
+    """The full kernel and its noise edge decide the rank; a refit at that rank, on more, confirms it.
+
+    None where the outputs of the first sample are noise to a fit of rank 0: it tells so, a whole kernel
+    only fits the noise.
+    """
     rng = np.random.default_rng(task.sampler.seed)
     values = values_of(task, model)
     count, start, evenings = min(task.sequences, first), None, 0
@@ -71,6 +78,8 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion:
             settings,
             task.report,
         )
+        if not whole.converged and count <= first and _nothing_shows(problem, values, rng):
+            return None
         if dtype == xp.float32 and whole.rss < SINGLE * _squares(problem):
             dtype = xp.float64
             start, settings = whole.kernel.astype(dtype), NEAR
@@ -120,6 +129,14 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion:
     short = verdict.rank == task.max_rank and not verdict.settled
     converged = whole.converged and (final.converged or short)
     return decided(task, model, final, verdict, "full", limit, heldout, size, converged, tested)
+
+
+def _nothing_shows(problem: Problem, values: ValueMap, rng: np.random.Generator) -> bool:
+    """Whether uniform attention explains nothing of Y, and its gradient asks for no kernel."""
+    if problem.attention.link != "softmax":
+        return False
+    uniform = fit(problem, first_kernel(problem, values, 1, rng).truncated(0), values, rng, WARM)
+    return signal_score(uniform) < NOTHING and score_for_more(uniform, rng) <= CONFIRMED
 
 
 def _squares(problem: Problem) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from rankprobe.attention import Array
 from rankprobe.errors import DataError, UsageError
-from rankprobe.estimators.choose import choose_kind
+from rankprobe.estimators.choose import choose_maps
 from rankprobe.estimators.model import Kind, Model, Sample
 from rankprobe.estimators.source import Sampler, Source, source_of
 from rankprobe.solver import Problem
@@ -121,7 +121,7 @@ def prepare(
     if sequences is not None and sequences < 1:
         raise UsageError(f"sequences must be at least 1, not {sequences}")
     sampler = Sampler(source, head, seed)
-    kind, is_causal, _ = choose_kind(sampler, attention, causal, bias)
+    (kind, is_causal), *_ = choose_maps(sampler, attention, causal, bias)[0]
     noted = source.attributes
     scale = float(noted.get("scale") or 1.0) if scale is None else scale
     if not (math.isfinite(scale) and scale > 0):
