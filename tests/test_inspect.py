@@ -40,6 +40,20 @@ FOREIGN: dict[str, dict[str, Any]] = {
         "mask": MASK,
     },
     "spaces and letters": {"in put/hidden states": X, "in put/attn out ü": Y},
+    "a group a sequence": {
+        f"seq_{i}/{name}": part[i] for i in range(6) for name, part in (("x", X), ("attn_out", Y))
+    },
+    "sequences in two folders": {
+        f"{name}/s{i:03d}": part[i] for i in range(6) for name, part in (("inputs", X), ("outputs", Y))
+    },
+    "sequences side by side": {
+        f"{name}_{i}": part[i] for i in range(6) for name, part in (("x", X), ("y", Y), ("mask", MASK))
+    },
+    "a group a batch": {
+        f"batch_{i}/{name}": part[2 * i : 2 * i + 2]
+        for i in range(3)
+        for name, part in (("x", X), ("y", Y), ("mask", MASK))
+    },
     "bits of bfloat16": {"X": (X.astype("f4").view("u4") >> 16).astype("u2"), "Y": Y},
 }
 
@@ -49,7 +63,7 @@ def test_what_is_proposed_reads_the_pair(tmp_path: Path, name: str) -> None:
     path = make(tmp_path / "a b.h5", **FOREIGN[name])
     ran = run("inspect", "-q", path)
     assert ran.code == 0, ran.err
-    assert len(ran.lines) == (2 if "groups" in name else 1)
+    assert len(ran.lines) == (2 if name == "lower case in groups" else 1)
     for line in ran.lines:
         target, *flags = shlex.split(line)
         options: dict[str, Any] = {
@@ -67,9 +81,37 @@ def test_the_length_comes_from_an_attribute_or_from_the_user(tmp_path: Path) -> 
     assert run("inspect", "-q", path).out == f"{path}::/g --x x --y y --tokens T\n"
     with h5py.File(path, "r+") as file:
         file.attrs["seq_len"] = 5  # no divisor of 24: it is about something else
-        assert describe(path).pairs[0].proposal.needs_length
+        assert describe(path).pairs[0].proposal.asks == "T, the tokens of a sequence"
         file["g"].attrs["seq_len"] = 4
     assert run("inspect", "-q", path).out == f"{path}::/g --x x --y y --tokens 4\n"
+
+
+def test_widths_and_heads_come_from_attributes_or_from_the_user(tmp_path: Path) -> None:
+    rows = {"dtype": h5py.vlen_dtype(np.float64)}
+    path = make(tmp_path / "a.h5", X={"shape": (6,), **rows}, Y={"shape": (6,), **rows})
+    with h5py.File(path, "r+") as file:
+        for i in range(6):
+            file["X"][i], file["Y"][i] = X[i].ravel(), np.swapaxes(Y[i], 0, 1).ravel()
+    assert run("inspect", "-q", path).out == f"{path} --dim D\n"
+    assert "fill in D, the features of a token" in run("inspect", path, tty=True).out
+    with h5py.File(path, "r+") as file:
+        file.attrs["hidden_size"] = 5
+    assert run("inspect", "-q", path).out == f"{path} --dim 5\n"
+    assert "rows of float64" in run("inspect", path).out
+    path = make(tmp_path / "b.h5", X=X, Y=np.swapaxes(Y, 1, 2).reshape(6, 4, 6))
+    with h5py.File(path, "r+") as file:
+        file.attrs["num_heads"] = 4  # 6 features do not split into 4 heads
+        assert run("inspect", "-q", path).out == f"{path}\n"
+        file["Y"].attrs["num_heads"] = 2
+    assert run("inspect", "-q", path).out == f"{path} --heads 2\n"
+
+
+def test_layers_are_no_series(tmp_path: Path) -> None:
+    flat = {f"layer_{i:02d}/{name}": X.reshape(24, 5) for i in range(3) for name in "xy"}
+    path = make(tmp_path / "a.h5", **flat)
+    assert run("inspect", "-q", path).lines == [
+        f"{path}::/layer_{i:02d} --x x --y y --tokens T" for i in range(3)
+    ]
 
 
 def test_json_tells_everything(tmp_path: Path) -> None:
@@ -176,7 +218,9 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path) -> None:
         f"{tmp_path}/no.h5:",
         f"{tmp_path}/c.h5:",
     ]
-    assert run("inspect", f"{good}::/g").err.endswith("no such group; leave it out to see what is there\n")
+    assert run("inspect", f"{good}::/g").err.endswith(
+        "::/g: no such group; the file has none: leave the part after :: out\n"
+    )
 
 
 def test_external_links_are_followed_when_allowed(tmp_path: Path) -> None:

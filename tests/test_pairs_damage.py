@@ -216,7 +216,7 @@ def test_masks_and_value_maps_that_do_not_fit(tmp_path: Path) -> None:
         (h5py.Empty("f4"), "is an empty (null) dataset"),
         (
             {"data": RAGGED, "dtype": h5py.vlen_dtype(np.float32)},
-            "holds rows of varying length, not real numbers; pad the sequences to one length",
+            "holds rows of varying length; pass --dim with the number of features of a token in X",
         ),
     ],
 )

@@ -9,9 +9,15 @@ import typer
 from rankprobe.cli.answer import interval
 from rankprobe.cli.exit_codes import ExitCode
 from rankprobe.cli.inputs import opened
-from rankprobe.cli.options import DebugOption, FormatOption, QuietOption, environment
+from rankprobe.cli.options import (
+    DebugOption,
+    ExternalOption,
+    FormatOption,
+    QuietOption,
+    environment,
+)
 from rankprobe.cli.output import Column, Record, Sink
-from rankprobe.cli.training import ExternalOption, FileArgument
+from rankprobe.cli.training import FileArgument
 from rankprobe.errors import DataError
 
 COLUMNS = (

@@ -18,8 +18,18 @@ from rankprobe.cli.failures import report
 from rankprobe.cli.inputs import heads_of, held_threads, is_stdin, opened
 from rankprobe.cli.options import (
     DebugOption,
+    DimOption,
+    ExternalOption,
     FormatOption,
+    HeadsOption,
+    MaskOption,
+    NanOption,
     QuietOption,
+    StoredOption,
+    TokensOption,
+    VOption,
+    XOption,
+    YOption,
     environment,
     parse_heads,
     parse_size,
@@ -30,8 +40,6 @@ from rankprobe.errors import DataError, UsageError
 
 SolverName = Literal["gauss-newton", "paper"]
 AttentionName = Literal["auto", "softmax", "linear", "fixed_operator"]
-DtypeName = Literal["bfloat16", "integer"]
-NanName = Literal["error", "skip"]
 
 
 class EstimatorName(StrEnum):  # a list option cannot be of a Literal
@@ -53,39 +61,16 @@ def estimate(
             help="HDF5 files of (X, Y); FILE::/group reads from that group, - reads standard input.",
         ),
     ],
-    x: Annotated[
-        str | None, typer.Option("--x", metavar="NAME", show_default="X", help="Dataset of the tokens.")
-    ] = None,
-    y: Annotated[
-        str | None, typer.Option("--y", metavar="NAME", show_default="Y", help="Dataset of the outputs.")
-    ] = None,
-    v: Annotated[
-        str | None,
-        typer.Option(
-            "--v", metavar="NAME", help="Dataset of the value map, for v-known (/teacher/V is one)."
-        ),
-    ] = None,
-    mask: Annotated[
-        str | None,
-        typer.Option("--mask", metavar="NAME", help="Dataset [n, T] that is true at real tokens."),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", "-T", help="Tokens of a sequence where X is flattened to [n·T, d]."),
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option("--heads", help="Number of heads H where Y is [n, T, H·d_h].")
-    ] = None,
-    dtype: Annotated[
-        DtypeName | None,
-        typer.Option(help="What two-byte integers are: bfloat16 bit patterns, or numbers."),
-    ] = None,
-    nan: Annotated[
-        NanName, typer.Option("--nan", help="Refuse NaN and infinite values, or leave out their tokens.")
-    ] = "error",
-    allow_external: Annotated[
-        bool, typer.Option("--allow-external", help="Follow links and storage outside the file.")
-    ] = False,
+    x: XOption = None,
+    y: YOption = None,
+    v: VOption = None,
+    mask: MaskOption = None,
+    tokens: TokensOption = None,
+    heads: HeadsOption = None,
+    dim: DimOption = None,
+    dtype: StoredOption = None,
+    nan: NanOption = "error",
+    allow_external: ExternalOption = False,
     head: Annotated[
         str | None, typer.Option("--head", metavar="LIST", show_default="all", help="Heads, as in 0,3-5.")
     ] = None,
@@ -177,6 +162,7 @@ def estimate(
       rankprobe estimate t.h5
       rankprobe estimate --head 0,3-5 --format json layer2.h5
       rankprobe estimate acts.h5::/l3 --x hidden_states --y attn_out --mask attention_mask
+      rankprobe estimate runs.h5 --x 'seq_*/hidden' --y 'seq_*/attn_out'
       rankprobe generate -o - | rankprobe estimate - -q
       rankprobe estimate --estimator all --v /teacher/V t.h5
       rankprobe estimate --tolerance 1% --plot curve.pdf t.h5
@@ -203,6 +189,7 @@ def estimate(
         "mask": mask,
         "tokens": tokens,
         "heads": heads,
+        "dim": dim,
         "dtype": dtype,
         "nan": nan,
         "allow_external": allow_external,

@@ -13,7 +13,7 @@ from rankprobe.cli.answer import label
 from rankprobe.cli.environment import ClosedOutputError, Environment
 from rankprobe.cli.exit_codes import ExitCode, worst
 from rankprobe.cli.failures import report
-from rankprobe.cli.options import DebugOption, FormatOption, environment
+from rankprobe.cli.options import DebugOption, ExternalOption, FormatOption, environment
 from rankprobe.cli.output import Column, Record, Sink, short
 from rankprobe.errors import DataError, UsageError
 
@@ -59,9 +59,7 @@ def inspect(
             metavar="FILE...", help="HDF5 files; FILE::/group for a group of one, - for standard input."
         ),
     ],
-    allow_external: Annotated[
-        bool, typer.Option("--allow-external", help="Follow links and storage outside the file.")
-    ] = False,
+    allow_external: ExternalOption = False,
     format_: FormatOption = "auto",
     quiet: Annotated[
         bool,
@@ -153,6 +151,7 @@ def _pair(pair: PairDescription) -> dict[str, Any]:
         "value_dim": pair.value_dim,
         "heads": pair.heads,
         "problem": pair.problem,
+        "asks": way.asks,
     }
 
 
@@ -215,7 +214,7 @@ def _panel(record: Record) -> RenderableType:
 
 def _sizes(pair: Record) -> str:
     if pair["sequences"] is None:
-        return "fill in T, the tokens of a sequence"
+        return f"fill in {pair['asks']}"
     heads = "" if pair["heads"] is None else f", {pair['heads']} heads"
     return (
         f"{pair['sequences']} sequences of {pair['tokens']} tokens, d = {pair['dim']}, "

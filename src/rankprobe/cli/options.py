@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,6 +31,49 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the
 DebugOption = Annotated[
     bool,
     typer.Option("--debug", callback=_debug, is_eager=True, help="Print the traceback of an error too."),
+]
+
+DtypeName = Literal["bfloat16", "integer"]
+NanName = Literal["error", "skip"]
+
+XOption = Annotated[
+    str | None,
+    typer.Option(
+        "--x",
+        metavar="NAME",
+        show_default="X",
+        help="Dataset of the tokens; 'seq_*/X' for one a sequence (or batch), OTHER.h5::/X in another file.",
+    ),
+]
+YOption = Annotated[
+    str | None,
+    typer.Option("--y", metavar="NAME", show_default="Y", help="Dataset of the outputs, named like --x."),
+]
+VOption = Annotated[
+    str | None,
+    typer.Option("--v", metavar="NAME", help="Dataset of the value map, for v-known (/teacher/V is one)."),
+]
+MaskOption = Annotated[
+    str | None, typer.Option("--mask", metavar="NAME", help="Dataset [n, T] that is true at real tokens.")
+]
+TokensOption = Annotated[
+    int | None, typer.Option("--tokens", "-T", help="Tokens of a sequence where X is flattened to [n·T, d].")
+]
+HeadsOption = Annotated[
+    int | None, typer.Option("--heads", help="Number of heads H where Y is [n, T, H·d_h].")
+]
+DimOption = Annotated[
+    int | None, typer.Option("--dim", help="Features d of a token where X holds rows of varying length T·d.")
+]
+StoredOption = Annotated[
+    DtypeName | None,
+    typer.Option("--dtype", help="What two-byte integers are: bfloat16 bit patterns, or numbers."),
+]
+NanOption = Annotated[
+    NanName, typer.Option("--nan", help="Refuse NaN and infinite values, or leave out their tokens.")
+]
+ExternalOption = Annotated[
+    bool, typer.Option("--allow-external", help="Follow links and storage outside the file.")
 ]
 
 

@@ -9,7 +9,22 @@ import typer
 from rankprobe.cli.answer import label
 from rankprobe.cli.exit_codes import ExitCode, worst
 from rankprobe.cli.inputs import heads_of, opened
-from rankprobe.cli.options import DebugOption, FormatOption, QuietOption, environment, parse_heads
+from rankprobe.cli.options import (
+    DebugOption,
+    DimOption,
+    ExternalOption,
+    FormatOption,
+    HeadsOption,
+    MaskOption,
+    NanOption,
+    QuietOption,
+    StoredOption,
+    TokensOption,
+    XOption,
+    YOption,
+    environment,
+    parse_heads,
+)
 from rankprobe.cli.output import Column, Record, Sink, short
 from rankprobe.cli.progress import Meter
 from rankprobe.cli.training import (
@@ -18,14 +33,10 @@ from rankprobe.cli.training import (
     CausalOption,
     CheckpointOption,
     DeviceOption,
-    ExternalOption,
     FileArgument,
     HeadOption,
-    HeadsOption,
     HoldoutOption,
     InitOption,
-    MaskOption,
-    NanOption,
     OptimizerOption,
     PatienceOption,
     RestartOption,
@@ -34,12 +45,8 @@ from rankprobe.cli.training import (
     SeedsOption,
     SequencesOption,
     StepsOption,
-    StoredOption,
     ThreadsOption,
-    TokensOption,
     WhitenOption,
-    XOption,
-    YOption,
     at_least,
     checkpoint_of,
     provenance,
@@ -79,6 +86,7 @@ def sweep(
     mask: MaskOption = None,
     tokens: TokensOption = None,
     heads: HeadsOption = None,
+    dim: DimOption = None,
     dtype: StoredOption = None,
     nan: NanOption = "error",
     allow_external: ExternalOption = False,
@@ -135,8 +143,8 @@ def sweep(
     env = environment(context)
     at_least(seeds=(seeds, 1), seed=(seed, 0), steps=(steps, 1))
     opening = {
-        "x": x, "y": y, "mask": mask, "tokens": tokens, "heads": heads, "dtype": dtype, "nan": nan,
-        "allow_external": allow_external,
+        "x": x, "y": y, "mask": mask, "tokens": tokens, "heads": heads, "dim": dim, "dtype": dtype,
+        "nan": nan, "allow_external": allow_external,
     }  # fmt: skip
     wanted = _ranks(ranks)
     codes: list[ExitCode] = []

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rankprobe.cli.environment import Environment
-from rankprobe.cli.estimate import (
-    AttentionName,
-    DtypeName,
-    NanName,
-)
+from rankprobe.cli.estimate import AttentionName
 from rankprobe.cli.inputs import held_threads, is_stdin
 from rankprobe.cli.output import Record
 from rankprobe.errors import DataError, UsageError
@@ -32,30 +28,6 @@ FileArgument = Annotated[
         show_default=False,
         help="HDF5 file of (X, Y); FILE::/group reads from that group, - reads standard input.",
     ),
-]
-XOption = Annotated[
-    str | None, typer.Option("--x", metavar="NAME", show_default="X", help="Dataset of the tokens.")
-]
-YOption = Annotated[
-    str | None, typer.Option("--y", metavar="NAME", show_default="Y", help="Dataset of the outputs.")
-]
-MaskOption = Annotated[
-    str | None, typer.Option("--mask", metavar="NAME", help="Dataset [n, T] that is true at real tokens.")
-]
-TokensOption = Annotated[
-    int | None, typer.Option("--tokens", "-T", help="Tokens of a sequence where X is flattened to [n·T, d].")
-]
-HeadsOption = Annotated[
-    int | None, typer.Option("--heads", help="Number of heads H where Y is [n, T, H·d_h].")
-]
-StoredOption = Annotated[
-    DtypeName | None, typer.Option("--dtype", help="What two-byte integers are: bfloat16 bits, or numbers.")
-]
-NanOption = Annotated[
-    NanName, typer.Option("--nan", help="Refuse NaN and infinite values, or leave out their tokens.")
-]
-ExternalOption = Annotated[
-    bool, typer.Option("--allow-external", help="Follow links and storage outside the file.")
 ]
 HeadOption = Annotated[
     str | None, typer.Option("--head", metavar="LIST", show_default="all", help="Heads, as in 0,3-5.")

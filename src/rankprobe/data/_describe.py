@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 import h5py
 
 from rankprobe.data._attributes import read_attributes
-from rankprobe.data._names import Item, Proposal, noted_length, propose, walk
+from rankprobe.data._names import Item, no_group, walk
 from rankprobe.data._open import children, detail, locate, open_file
 from rankprobe.data._pairs import open_pairs
 from rankprobe.data._paths import join, split_path, spooled
+from rankprobe.data._proposals import Proposal, noted_in, propose
 from rankprobe.data._storage import check_stored, filters, layout
-from rankprobe.data._values import stored
+from rankprobe.data._values import row_type, stored
 from rankprobe.errors import DataError, RankprobeError
 
 _RESULTS = ("/estimates", "/recovery")
@@ -102,10 +103,10 @@ def describe(
         file = stack.enter_context(open_file(real, label))
         root = locate(file, prefix, label, allow_external=allow_external)
         if root is None:
-            raise DataError(f"{label}::{prefix}: no such group; leave it out to see what is there")
+            raise no_group(file, label, prefix)
         objects = list(walk(file, prefix, label, _MAX_LISTED, _RESULTS, allow_external))
         candidates = list(_candidates(objects))
-        proposals = propose(label, candidates, noted_length(file, label))
+        proposals = propose(label, candidates, noted_in(file, label))
         pairs = [_pair(way, real, label, allow_external) for way in proposals[:_MAX_PAIRS]]
         roles = _roles([pair.proposal for pair in pairs])
         runs = tuple(_runs(file, label)) if prefix == "/" else ()
@@ -162,11 +163,11 @@ def _candidates(objects: list[tuple[str, Any]]) -> Iterator[Item]:
 
 def _pair(proposal: Proposal, real: str, label: str, allow_external: bool) -> PairDescription:
     """The proposal tried: opening reads no values. ``--allow-external`` is added only where it is needed."""
-    if proposal.needs_length:
+    if proposal.asks:
         return PairDescription(proposal, None, None, None, None, None, problem=None)
     options: dict[str, Any] = dict(proposal.options)
-    if "tokens" in options:
-        options["tokens"] = int(options["tokens"])
+    for name in {"tokens", "dim", "heads"} & options.keys():
+        options[name] = int(options[name])
     target = real + proposal.target[len(label) :]
     problem: str | None = None
     for outside in (False, True) if allow_external else (False,):
@@ -192,9 +193,10 @@ def _roles(proposals: list[Proposal]) -> dict[str, tuple[str, tuple[str, ...]]]:
                 continue
             name = role.lower()
             # The flags that are about the whole pair stand with X.
-            keys = (name, "tokens", "dtype") if role == "X" else (name,)
+            keys = {"X": (name, "tokens", "dim", "dtype"), "Y": (name, "heads")}.get(role, (name,))
             words = [word for key in keys if (value := flags.get(key)) for word in (f"--{key}", value)]
-            out.setdefault(item.path, (role, tuple(words)))
+            for path in item.members:
+                out.setdefault(path, (role, tuple(words)))
     return out
 
 
@@ -239,4 +241,5 @@ def _dtype(dset: Any, label: str) -> str:
         kind = stored(dset, label, "integer")
     except DataError:
         return "string" if h5py.check_string_dtype(dset.dtype) is not None else str(dset.dtype)
-    return f"{kind.name} (big-endian)" if kind.raw.byteorder == ">" else kind.name
+    name = f"{kind.name} (big-endian)" if kind.raw.byteorder == ">" else kind.name
+    return name if row_type(dset.dtype) is None else f"rows of {name}"

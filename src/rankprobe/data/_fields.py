@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from rankprobe.data._open import Located
 from rankprobe.data._rows import Box, Rows, read_rows
-from rankprobe.data._values import Floats, Stored, stored
+from rankprobe.data._values import Floats, Stored
 from rankprobe.errors import DataError, UsageError
 
 _PLAIN_CACHE = 8 << 20
@@ -22,16 +21,27 @@ _MAX_CACHE = 256 << 20
 
 
 class Field:
-    """A dataset whose leading axis runs over sequences, or over the tokens of all sequences in turn."""
+    """Numbers whose leading axis runs over sequences, or over the tokens of all sequences in turn.
 
-    def __init__(self, found: Located, label: str, kind: Stored) -> None:
+    ``shape`` is that of all of them. Where sequences differ in length it is that of the longest, ``sizes``
+    [n, axes] holds the extents of each (else None), and what lies beyond them is read as zeros.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        kind: Stored,
+        shape: tuple[int, ...],
+        chunks: tuple[int, ...] | None = None,
+        sizes: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.label = label
         self.stored = kind
-        self.shape: tuple[int, ...] = tuple(found.obj.shape)
-        self.chunks: tuple[int, ...] | None = found.obj.chunks
+        self.shape = shape
+        self.chunks = chunks
+        self.sizes = sizes
         self.per = 1
         """Stored rows of one sequence: 1, or T where the tokens are flattened."""
-        self._dset, self._together = _opened(found)
         if 0 in self.shape:
             raise DataError(f"{label}: is empty, its shape is {list(self.shape)}; name another dataset")
 
@@ -53,6 +63,16 @@ class Field:
             )
         self.per = tokens
 
+    def extents(self, axis: int) -> npt.NDArray[np.int64]:
+        """Extent of each sequence [n] along an axis of ``shape`` after the first."""
+        if self.sizes is None:
+            return np.full(self.sequences, self.shape[axis])
+        return self.sizes[:, axis - 1]
+
+    def place(self, index: list[int]) -> tuple[str, list[int]]:
+        """The dataset that holds the element ``index`` of ``shape``, as messages name it, and where there."""
+        return self.label, index
+
     def read(self, rows: Rows, box: Box) -> npt.NDArray[Any]:
         """Raw elements of the sequences: [m * per, *box]."""
         if self.per > 1:
@@ -61,13 +81,27 @@ class Field:
                 rows = slice(start * self.per, max(start, stop) * self.per)
             else:
                 rows = (rows[:, None] * self.per + np.arange(self.per)).reshape(-1)
-        return read_rows(
-            self._dset, rows, box, self.stored.raw, self.stored.memory, self.label, self._together
-        )
+        return self._read(rows, box)
+
+    def _read(self, rows: Rows, box: Box) -> npt.NDArray[Any]:
+        raise NotImplementedError
 
     def all(self) -> npt.NDArray[Any]:
         """Every raw element."""
         return self.read(slice(0, self.sequences), tuple((0, size) for size in self.shape[1:]))
+
+
+class Plain(Field):
+    """One dataset."""
+
+    def __init__(self, found: Located, label: str, kind: Stored) -> None:
+        super().__init__(label, kind, tuple(found.obj.shape), found.obj.chunks)
+        self._dset, self._together = _opened(found)
+
+    def _read(self, rows: Rows, box: Box) -> npt.NDArray[Any]:
+        return read_rows(
+            self._dset, rows, box, self.stored.raw, self.stored.memory, self.label, self._together
+        )
 
 
 def _opened(found: Located) -> tuple[Any, int | None]:
@@ -91,19 +125,15 @@ def _opened(found: Located) -> tuple[Any, int | None]:
     return dset, dset.chunks[0]
 
 
-def open_field(found: Located, label: str, dtype: str | None) -> Field:
-    """Field of a dataset of real numbers; raises :class:`DataError` for other types."""
-    if not isinstance(found.obj, h5py.Dataset):
-        raise DataError(f"{label}: is a group, not a dataset; name one inside it")
-    return Field(found, label, stored(found.obj, label, dtype))
-
-
 def _shapes(field: Field) -> str:
     return f"{field.label}: shape {list(field.shape)}"
 
 
 class Inputs:
-    """X: tokens [n, T, d], stored so or flattened to [n*T, d]."""
+    """X: tokens [n, T, d], stored so or flattened to [n*T, d].
+
+    ``lengths`` [n] are those of the sequences where they differ, else None.
+    """
 
     def __init__(self, field: Field, tokens: int | None) -> None:
         self.field = field
@@ -124,17 +154,19 @@ class Inputs:
             raise DataError(f"{_shapes(field)} is not [n, T, d]; name the inputs with --x")
         self.sequences = field.sequences
         self.dim = field.shape[-1]
+        self.lengths = None if field.sizes is None else field.extents(1)
+        _same_width(field, len(field.shape) - 1)
 
     def read(self, rows: Rows, dtype: npt.DTypeLike) -> Floats:
         """[m, T, d] as ``dtype``."""
         raw = self.field.read(rows, tuple((0, size) for size in self.field.shape[1:]))
         return self.field.stored.convert(raw, dtype).reshape(-1, self.tokens, self.dim)
 
-    def place(self, sequence: int, token: int, feature: int) -> list[int]:
-        """Index in the file of one value."""
-        if self.field.per > 1:
-            return [sequence * self.field.per + token, feature]
-        return [sequence, token, feature][: len(self.field.shape)]
+    def place(self, sequence: int, token: int, feature: int) -> tuple[str, list[int]]:
+        """Dataset and index in it of one value."""
+        if len(self.field.shape) == 2:
+            return self.field.place([sequence * self.field.per + token, feature])
+        return self.field.place([sequence, token, feature])
 
 
 class Outputs:
@@ -148,13 +180,9 @@ class Outputs:
         self._tokens = tokens = inputs.tokens
         shape = field.shape
         against = f"does not fit {inputs.field.label} {list(inputs.field.shape)}"
-        flat = len(shape) == 2 or (len(shape) == 3 and inputs.field.per > 1 and shape[1] != tokens)
+        flat = len(shape) == 2 or (len(shape) == 3 and tokens > 1 and shape[0] == inputs.sequences * tokens)
         if flat:
-            if (
-                inputs.field.per == 1
-                and len(inputs.field.shape) == 3
-                and shape[0] != inputs.sequences * tokens
-            ):
+            if shape[0] != inputs.sequences * tokens:
                 raise DataError(f"{_shapes(field)} {against}; name the outputs [n, T, d_v] with --y")
             field.flatten(tokens)
         elif len(shape) not in (3, 4):
@@ -180,6 +208,11 @@ class Outputs:
             )
         self.heads: int | None = None if self._head_axis is None else shape[self._head_axis]
         self.value_dim = shape[-1]
+        if not flat:
+            _same_lengths(field, 2 if self._head_axis == 1 else 1, inputs)
+        _same_width(field, len(shape) - 1)
+        if self._head_axis is not None:
+            _same_width(field, self._head_axis)
         self.merged = False
         if heads is not None and self.heads is None:
             if shape[-1] % heads:
@@ -208,8 +241,8 @@ class Outputs:
         raw = self.field.read(rows, tuple(box))
         return self.field.stored.convert(raw, dtype).reshape(-1, self._tokens, self.value_dim)
 
-    def place(self, sequence: int, token: int, feature: int, head: int | None) -> list[int]:
-        """Index in the file of one value."""
+    def place(self, sequence: int, token: int, feature: int, head: int | None) -> tuple[str, list[int]]:
+        """Dataset and index in it of one value."""
         if head is not None and self.merged:
             feature += head * self.value_dim
         at = [sequence * self.field.per + token] if self.field.per > 1 else [sequence, token]
@@ -217,15 +250,47 @@ class Outputs:
             at = [sequence]
         if head is not None and self._head_axis is not None:
             at.insert(self._head_axis, head)
-        return [*at, feature]
+        return self.field.place([*at, feature])
+
+
+def _same_lengths(field: Field, axis: int, inputs: Inputs) -> None:
+    """Raise unless every sequence has as many tokens here as in X."""
+    have, want = field.extents(axis), inputs.field.extents(1) if inputs.lengths is not None else inputs.tokens
+    wrong = np.flatnonzero(have != want)
+    if wrong.size:
+        first = int(wrong[0])
+        tokens = inputs.tokens if inputs.lengths is None else int(inputs.lengths[first])
+        shown = field.place([first, *[0] * (len(field.shape) - 1)])[0]
+        raise DataError(
+            f"{shown}: sequence {first} has {int(have[first])} tokens here and {tokens} in "
+            f"{inputs.field.label}; name matching datasets with --x and --y"
+        )
+
+
+def _same_width(field: Field, axis: int) -> None:
+    """Raise unless all sequences are equally wide along the axis."""
+    have = field.extents(axis)
+    wrong = np.flatnonzero(have != field.shape[axis])
+    if wrong.size:
+        first = int(wrong[0])
+        shown = field.place([first, *[0] * (len(field.shape) - 1)])[0]
+        raise DataError(
+            f"{shown}: sequence {first} is {int(have[first])} wide where others are {field.shape[axis]}; "
+            "name datasets of one width"
+        )
 
 
 class Padding:
-    """The mask: [n, T] of true/false or 1/0, true at real tokens; stored so or flattened to [n*T]."""
+    """Which tokens are real: those within the length of their sequence, and true in the mask if there is one.
 
-    def __init__(self, field: Field, inputs: Inputs) -> None:
+    The mask holds [n, T] of true/false or 1/0, true at real tokens; stored so or flattened to [n*T].
+    """
+
+    def __init__(self, field: Field | None, inputs: Inputs) -> None:
         self.field = field
-        self._tokens = inputs.tokens
+        self._tokens, self._lengths = inputs.tokens, inputs.lengths
+        if field is None:
+            return
         want = (inputs.sequences, inputs.tokens)
         if len(field.shape) == 1:
             field.flatten(inputs.tokens)
@@ -235,7 +300,15 @@ class Padding:
 
     def read(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """[m, T], true at real tokens; values other than 0 and 1 raise :class:`DataError`."""
-        raw = self.field.read(rows, tuple((0, size) for size in self.field.shape[1:]))
+        real = None if self.field is None else self._mask(self.field, rows)
+        if self._lengths is None and real is not None:
+            return real
+        lengths = np.asarray(self._lengths)[rows]
+        within: npt.NDArray[np.bool_] = np.arange(self._tokens) < lengths[:, None]
+        return within if real is None else within & real
+
+    def _mask(self, field: Field, rows: Rows) -> npt.NDArray[np.bool_]:
+        raw = field.read(rows, tuple((0, size) for size in field.shape[1:]))
         values = raw.reshape(-1, self._tokens)
         if values.dtype.kind == "b":
             return values
@@ -244,7 +317,7 @@ class Padding:
         if wrong.any():
             first = values[wrong][0]
             raise DataError(
-                f"{self.field.label}: holds {first!s}, a mask holds 1 at real tokens and 0 at padding; "
+                f"{field.label}: holds {first!s}, a mask holds 1 at real tokens and 0 at padding; "
                 "convert it (an additive mask: mask == 0)"
             )
         return real

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rankprobe.data._attributes import inherited, read_attributes, settle
-from rankprobe.data._fields import Field, Inputs, Outputs, Padding, open_field
-from rankprobe.data._names import items, masks_beside, no_pair, walk
-from rankprobe.data._open import children, locate, near, open_file
+from rankprobe.data._fields import Field, Inputs, Outputs, Padding
+from rankprobe.data._names import masks_beside, no_group
+from rankprobe.data._open import children, locate, open_file
+from rankprobe.data._opener import Opener
 from rankprobe.data._paths import join, split_path, spooled
+from rankprobe.data._proposals import no_pair
 from rankprobe.data._rows import Rows
 from rankprobe.data._storage import check_stored
 from rankprobe.data._values import Floats, all_finite
@@ -42,6 +44,7 @@ def open_pairs(
     mask: str | None = None,
     tokens: int | None = None,
     heads: int | None = None,
+    dim: int | None = None,
     dtype: str | None = None,
     nan: Literal["error", "skip"] = "error",
     allow_external: bool = False,
@@ -55,8 +58,12 @@ def open_pairs(
     ----------
     x, y, v, mask : dataset names below the group (or absolute); the defaults are X, Y, V and mask, the
         last two where they exist. Other names are never guessed: the error names the flags to use.
+        ``FILE::/name`` is a dataset of another file. With a ``*``, which stands for any text without a
+        slash, as in ``seq_*/X``: all datasets of that pattern, [T, d] each a sequence or [m, T, d] each a
+        batch; those of X and Y belong together for which ``*`` stands for the same text.
     tokens : sequence length T of datasets flattened to [n*T, d].
     heads : number of heads H of a Y [n, T, H*d_h] that holds them side by side.
+    dim : features d of a token, where X is a dataset [n] of rows of varying length T_i*d (and Y of T_i*d_v).
     dtype : ``bfloat16`` reads two-byte integers as bfloat16 bits, ``integer`` as numbers.
     nan : ``error`` refuses NaN and infinite values at real tokens, ``skip`` marks such tokens as not real.
     allow_external : follow external links, external storage and virtual sources in other files.
@@ -71,7 +78,7 @@ def open_pairs(
     MissingDependencyError
         a dataset is compressed with a filter that is not installed.
     """
-    for name, value in (("tokens", tokens), ("heads", heads)):
+    for name, value in (("tokens", tokens), ("heads", heads), ("dim", dim)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value}: must be at least 1")
     if nan not in ("error", "skip"):
@@ -84,41 +91,32 @@ def open_pairs(
         file = stack.enter_context(open_file(real, label))
         root = locate(file, prefix, label, allow_external=allow_external)
         if root is None:
-            groups = [at for at, obj in walk(file, "/", label) if isinstance(obj, h5py.Group) and at != "/"]
-            raise DataError(f"{label}::{prefix}: no such group{near(prefix, groups)}")
+            raise no_group(file, label, prefix)
         if isinstance(root.obj, h5py.Dataset):
             raise DataError(
                 f"{label}::{prefix}: is a dataset; the part after :: names a group, --x and --y name datasets"
             )
 
-        def get(name: str | None, default: str, numbers: bool = True) -> Field | None:
-            at = join(prefix, name or default)
-            found = locate(file, at, label, allow_external=allow_external)
-            shown = f"{label}::{at}"
-            if found is None:
-                if name is None:
-                    return None
-                others = [item.path for item in items(file, "/", label)]
-                raise DataError(f"{shown}: no such dataset{near(at, others)}")
-            if isinstance(found.obj, h5py.Dataset):
-                check_stored(found.obj, file, shown, allow_external=allow_external)
-            return open_field(found, shown, dtype if numbers else "integer")
-
-        x_field, y_field = get(x, "X"), get(y, "Y")
+        opener = Opener(file, label, prefix, dtype, allow_external, stack)
+        x_field = opener.field(x, "X", dim=dim)
+        y_field = None if x_field is None else opener.field(y, "Y", beside=x_field)
         if x_field is None or y_field is None:
             raise no_pair(file, label, prefix, "X" if x_field is None else "Y")
         if dtype == "bfloat16" and "bfloat16" not in (x_field.stored.name, y_field.stored.name):
             raise DataError(
                 f"{x_field.label}: is {x_field.stored.name}, not two-byte integers; drop --dtype bfloat16"
             )
+        if dim is not None and dim != x_field.shape[-1]:
+            raise DataError(f"{x_field.label}: has {x_field.shape[-1]} features a token; drop --dim {dim}")
         inputs = Inputs(x_field, tokens)
-        mask_field, v_field = get(mask, "mask", numbers=False), get(v, "V")
+        mask_field = opener.field(mask, "mask", beside=x_field, numbers=False)
+        v_field = opener.field(v, "V")
         pairs = PairFile(
             label,
             prefix,
             inputs,
             Outputs(y_field, inputs, heads),
-            None if mask_field is None else Padding(mask_field, inputs),
+            None if mask_field is None and inputs.lengths is None else Padding(mask_field, inputs),
             v_field,
             attributes=settle(inherited(file, prefix, label, allow_external)),
             skip=nan == "skip",
@@ -162,16 +160,18 @@ class PairFile:
         self._inputs, self._outputs, self._padding, self._value_map = inputs, outputs, padding, value_map
         self._skip, self._file = skip, file
         self._close: Callable[[], None] | None = None
-        skipped = len(path) + 2
-        self.x_name = inputs.field.label[skipped:]
-        self.y_name = outputs.field.label[skipped:]
-        self.v_name = value_map.label[skipped:] if value_map is not None else None
-        self.mask_name = padding.field.label[skipped:] if padding is not None else None
+        self.x_name, self.y_name = self._name(inputs.field), self._name(outputs.field)
+        self.v_name = self._name(value_map) if value_map is not None else None
+        self.mask_name = self._name(padding.field) if padding is not None and padding.field else None
         self.sequences, self.tokens, self.dim = inputs.sequences, inputs.tokens, inputs.dim
         self.heads, self.value_dim = outputs.heads, outputs.value_dim
         self.x_dtype, self.y_dtype = inputs.field.stored.name, outputs.field.stored.name
         self.attributes: Mapping[str, Any] = attributes
         self.notes: tuple[str, ...] = tuple(self._notes())
+
+    def _name(self, field: Field) -> str:
+        """Absolute name in this file, or ``FILE::/name`` in another."""
+        return field.label.removeprefix(f"{self.path}::")
 
     def _notes(self) -> Iterator[str]:
         if self._outputs.heads == self.tokens and not self._outputs.merged and self._inputs.field.per == 1:
@@ -298,15 +298,15 @@ class PairFile:
         at = [int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape)]
         row = (rows.start + at[0]) if isinstance(rows, slice) else int(rows[at[0]])
         if isinstance(side, Outputs):
-            place = side.place(row, at[1], at[2], head)
+            shown, place = side.place(row, at[1], at[2], head)
         else:
-            place = side.place(row, at[1], at[2])
+            shown, place = side.place(row, at[1], at[2])
         read = "" if len(values) == self.sequences else " read"
         why = ""
         if what == "infinite" and side.field.stored.name == "float16":
             why = " (float16 ends at 65504: capture in float32)"
         return DataError(
-            f"{side.field.label}: {int(bad.sum())} of {bad.size} values{read} are {what} (first at {place})"
+            f"{shown}: {int(bad.sum())} of {bad.size} values{read} are {what} (first at {place})"
             f"{why}; pass --nan skip or mask those tokens"
         )
 

@@ -49,13 +49,15 @@ def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
     ``dtype="bfloat16"`` reads two-byte integers as bfloat16 bits, ``dtype="integer"`` takes them for numbers
     unless their attribute ``dtype`` says bfloat16. Without either they are refused, since the same two bytes
     are written for both. Other types are what they are; opaque two-byte elements are bfloat16, as h5py
-    writes it.
+    writes it. Of rows of varying length it is the type of the numbers in them.
     """
     kind = dset.id.get_type()
     try:
         raw = dset.dtype
     except (TypeError, ValueError, OSError, RuntimeError):
         raise DataError(f"{label}: has an element type that numpy lacks; store it as float32") from None
+    if (numbers := row_type(raw)) is not None:
+        kind, raw = kind.get_super(), numbers
     if dtype == "bfloat16" and raw.kind in "ui" and raw.itemsize == 2:
         return Stored("bfloat16", raw, kind)
     if isinstance(kind, h5py.h5t.TypeOpaqueID):
@@ -85,11 +87,15 @@ def stored(dset: Any, label: str, dtype: str | None = None) -> Stored:
     raise DataError(f"{label}: holds {_type_name(raw)}, not real numbers; {_remedy(raw)}")
 
 
+def row_type(raw: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Type of the numbers where elements are rows of varying length, else None (strings too are none)."""
+    base = h5py.check_vlen_dtype(raw)
+    return base if isinstance(base, np.dtype) else None
+
+
 def _type_name(raw: np.dtype[Any]) -> str:
     if h5py.check_string_dtype(raw) is not None:
         return "strings"
-    if h5py.check_vlen_dtype(raw) is not None:
-        return "rows of varying length"
     if h5py.check_ref_dtype(raw) is not None:
         return "references"
     if raw.kind == "c":
@@ -102,8 +108,6 @@ def _type_name(raw: np.dtype[Any]) -> str:
 def _remedy(raw: np.dtype[Any]) -> str:
     if raw.kind == "c":
         return "store the real part, or real and imaginary parts as separate features"
-    if h5py.check_vlen_dtype(raw) is not None:
-        return "pad the sequences to one length and add /mask"
     return "name another dataset (see rankprobe inspect)"
 
 
