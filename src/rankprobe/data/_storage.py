@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from rankprobe.data._open import decode, detail, locate
+from rankprobe.data._open import decode, detail
+from rankprobe.data._virtual import Trail, check_virtual
 from rankprobe.errors import DataError, MissingDependencyError
 
 _FILTERS = {
@@ -58,10 +60,13 @@ def layout(dset: Any) -> str:
     return kinds.get(plist.get_layout(), "unknown")
 
 
-def check_stored(dset: Any, file: Any, label: str, *, allow_external: bool = False, depth: int = 0) -> None:
+def check_stored(
+    dset: Any, file: Any, label: str, *, allow_external: bool = False, trail: Trail | None = None
+) -> None:
     """Raise unless every declared element of ``dset`` is stored and can be decoded.
 
-    ``file`` is the open file it was found in, ``label`` its name in messages.
+    ``file`` is the open file it was found in, ``label`` its name in messages; ``trail``
+    is that of the virtual datasets which led here.
 
     Raises
     ------
@@ -75,9 +80,12 @@ def check_stored(dset: Any, file: Any, label: str, *, allow_external: bool = Fal
         kind = layout(dset)
         if shape is None:
             raise DataError(f"{label}: is an empty (null) dataset; name another")
-        check = {"external": _check_external, "virtual": _check_virtual}.get(kind)
-        if check is not None:
-            check(dset, file, label, allow_external, depth)
+        if kind == "external":
+            _check_external(dset, label, allow_external)
+            return
+        if kind == "virtual":
+            check = partial(check_stored, allow_external=allow_external)
+            check_virtual(dset, file, label, allow_external, trail or (0, set()), check)
             return
         count = math.prod(shape)
         if count == 0:
@@ -163,7 +171,7 @@ def _first_gap(dset: Any, written: int) -> str:
     return f" (first at row {int(np.argmax(full < across)) * chunk})"
 
 
-def _check_external(dset: Any, file: Any, label: str, allowed: bool, depth: int) -> None:
+def _check_external(dset: Any, label: str, allowed: bool) -> None:
     plist = dset.id.get_create_plist()
     pieces = [plist.get_external(i) for i in range(plist.get_external_count())]
     name = os.fsdecode(pieces[0][0])
@@ -182,42 +190,3 @@ def _check_external(dset: Any, file: Any, label: str, allowed: bool, depth: int)
         have += left if size == h5py.h5s.UNLIMITED else min(size, left)
     if have < need:
         raise DataError(f"{label}: declares {need} bytes but {name} holds {have}; write it again")
-
-
-def _check_virtual(dset: Any, file: Any, label: str, allowed: bool, depth: int) -> None:
-    if depth > 8:
-        raise DataError(f"{label}: is a virtual dataset over virtual datasets, too deep; write it plainly")
-    plist = dset.id.get_create_plist()
-    mapped = 0
-    folder = Path(dset.file.filename).parent
-    for i in range(plist.get_virtual_count()):
-        name, path = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
-        if name != "." and not allowed:
-            raise DataError(
-                f"{label}: is virtual, its data lie in {name}; pass --allow-external if you trust the file"
-            )
-        if "%b" in name or "%b" in path:
-            raise DataError(
-                f"{label}: is virtual over a numbered series of sources; copy it into one dataset"
-            )
-        mapped += plist.get_virtual_vspace(i).get_select_npoints()
-        where = f"{name}::{path}" if name != "." else path
-        missing = DataError(f"{label}: its virtual source {where} is not there; fetch it")
-        if name == ".":
-            _check_source(file, path, label, missing, allowed, depth)
-            continue
-        source = next((at for at in (folder / name, Path(name)) if at.is_file()), None)
-        if source is None:
-            raise missing
-        with h5py.File(source, "r") as other:
-            _check_source(other, path, label, missing, allowed, depth)
-    total = math.prod(dset.shape)
-    if mapped < total:
-        raise DataError(f"{label}: its virtual sources cover {mapped} of {total} values; write it plainly")
-
-
-def _check_source(file: Any, path: str, label: str, missing: DataError, allowed: bool, depth: int) -> None:
-    found = locate(file, path, label, allow_external=allowed)
-    if found is None or not isinstance(found.obj, h5py.Dataset):
-        raise missing
-    check_stored(found.obj, file, f"{label} from {path}", allow_external=allowed, depth=depth + 1)
