@@ -15,6 +15,24 @@ SAMPLE = 1 << 16
 _MANY = 32
 """Different numbers that use every digit; fewer may be a code, such as one-hot, and exact."""
 
+INPUTS, OUTPUTS = (1e-30, 1e100), (1e-15, 1e15)
+"""Sizes of X and Y beyond which squares and their products overflow or vanish (those of Y in float32)."""
+
+
+def out_of_range(top: float, limits: tuple[float, float], stored: str) -> str | None:
+    """What is wrong with numbers of which ``top`` > 0 is the largest, and the remedy; None if nothing is."""
+    low, high = limits
+    if stored == "float16":
+        low = max(low, float(np.finfo(np.float16).smallest_normal))
+    if top > high:
+        return f"values reach {top:.3g}, beyond {high:g}, where squares overflow; divide them by a constant"
+    if top < low:
+        return (
+            f"values reach no more than {top:.3g}, below {low:.2g}, where {stored} or its squares lose "
+            "digits; multiply them by a constant before they are stored"
+        )
+    return None
+
 
 def nominal(dtype: str) -> str:
     """The precision of a type by its name; integers and types unknown here count as float64."""

@@ -19,10 +19,9 @@ def is_stdin(file: str) -> bool:
     return file == "-" or (file.startswith("-::") and not Path(file).exists())
 
 
-def opened(
-    env: Environment, file: str, opening: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[PairFile]:
-    """The pair file named on the command line, or on standard input."""
+@contextlib.contextmanager
+def opened(env: Environment, file: str, opening: Mapping[str, Any]) -> Iterator[PairFile]:
+    """The pair file named on the command line, or on standard input; what it left unused is said."""
     from rankprobe.data import open_pairs
 
     stream = None
@@ -33,7 +32,10 @@ def opened(
                 f"- reads a pair file from standard input, which {what}; pipe one or name a file"
             )
         stream = env.stdin.buffer
-    return open_pairs(file, stream=stream, **opening)
+    with open_pairs(file, stream=stream, **opening) as pairs:
+        for line in pairs.notes:
+            env.note(line)
+        yield pairs
 
 
 def heads_of(pairs: PairFile, wanted: list[int] | None, file: str) -> list[int] | list[None]:

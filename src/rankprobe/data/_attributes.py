@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -14,8 +16,6 @@ _MAX_BYTES = 1 << 20
 _MAX_COUNT = 10_000
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-_FLAGS = ("causal",)
-_NUMBERS = ("scale", "noise_sigma")
 
 
 def read_attributes(obj: Any) -> dict[str, Any]:
@@ -76,19 +76,36 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def settle(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes the schema knows, in their types; a value that has no such meaning becomes None."""
-    out = dict(attributes)
-    for name in _FLAGS:
-        if name in out:
-            value = out[name]
-            out[name] = _TRUTH.get(str(value).strip().lower())
-    for name in _NUMBERS:
-        if name in out:
-            try:
-                out[name] = float(out[name])
-            except (TypeError, ValueError):
-                out[name] = None
+def settle(attributes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The attributes the schema knows, in their types; a remark on each that means nothing, now None."""
+    out, remarks = dict(attributes), []
+    for name, (meaning, read, remedy) in _KNOWN.items():
+        if out.get(name) is None:
+            continue
+        value = out[name]
+        out[name] = read(value)
+        if out[name] is None:
+            remarks.append(f"attribute {name} is {value!r}, {meaning}, and is not used; {remedy}")
     if isinstance(out.get("attention"), str):
         out["attention"] = out["attention"].strip().lower()
-    return out
+    return out, remarks
+
+
+def _number(value: Any, least: float) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if least <= number < math.inf else None
+
+
+def _truth(value: Any) -> bool | None:
+    return _TRUTH.get(str(value).strip().lower())
+
+
+_KNOWN: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "causal": ("neither true nor false", _truth, "pass --causal or --no-causal"),
+    "scale": ("no positive number", lambda value: _number(value, 5e-324), "pass --scale"),
+    "noise_sigma": ("no number from 0 on", lambda value: _number(value, 0.0), "store it again"),
+}
+"""What a value must be, how it is read, and what to do where it is something else."""

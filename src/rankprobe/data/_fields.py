@@ -216,7 +216,10 @@ class Outputs:
         self.merged = False
         if heads is not None and self.heads is None:
             if shape[-1] % heads:
-                raise DataError(f"{_shapes(field)}: {shape[-1]} features do not split into --heads {heads}")
+                raise DataError(
+                    f"{_shapes(field)}: {shape[-1]} features do not split into --heads {heads}; "
+                    "pass the number of heads side by side in Y"
+                )
             self.heads, self.value_dim, self.merged = heads, shape[-1] // heads, True
         elif heads not in (None, self.heads):
             raise DataError(f"{_shapes(field)} has {self.heads} heads; drop --heads {heads}")

@@ -24,9 +24,9 @@ from rankprobe.data._paths import join, split_path, spooled
 from rankprobe.data._proposals import no_pair
 from rankprobe.data._rows import Rows
 from rankprobe.data._storage import check_stored
-from rankprobe.data._values import Floats, all_finite
+from rankprobe.data._values import Floats, all_finite, largest
 from rankprobe.errors import DataError, UsageError
-from rankprobe.precision import SAMPLE, coarser, effective
+from rankprobe.precision import INPUTS, OUTPUTS, SAMPLE, coarser, effective, out_of_range
 
 Mask = npt.NDArray[np.bool_]
 Block = tuple[Floats, Floats, Mask | None]
@@ -111,6 +111,7 @@ def open_pairs(
         inputs = Inputs(x_field, tokens)
         mask_field = opener.field(mask, "mask", beside=x_field, numbers=False)
         v_field = opener.field(v, "V")
+        attributes, remarks = settle(inherited(file, prefix, label, allow_external))
         pairs = PairFile(
             label,
             prefix,
@@ -118,7 +119,8 @@ def open_pairs(
             Outputs(y_field, inputs, heads),
             None if mask_field is None and inputs.lengths is None else Padding(mask_field, inputs),
             v_field,
-            attributes=settle(inherited(file, prefix, label, allow_external)),
+            attributes=attributes,
+            remarks=remarks,
             skip=nan == "skip",
             file=file,
         )
@@ -153,6 +155,7 @@ class PairFile:
         value_map: Field | None,
         *,
         attributes: dict[str, Any],
+        remarks: list[str],
         skip: bool,
         file: Any,
     ) -> None:
@@ -167,7 +170,7 @@ class PairFile:
         self.heads, self.value_dim = outputs.heads, outputs.value_dim
         self.x_dtype, self.y_dtype = inputs.field.stored.name, outputs.field.stored.name
         self.attributes: Mapping[str, Any] = attributes
-        self.notes: tuple[str, ...] = tuple(self._notes())
+        self.notes = (*self._notes(), *(f"{self.label}: {remark}" for remark in remarks))
 
     def _name(self, field: Field) -> str:
         """Absolute name in this file, or ``FILE::/name`` in another."""
@@ -254,7 +257,8 @@ class PairFile:
         Raises
         ------
         DataError
-            NaN or infinite values at real tokens (with ``nan="error"``), damaged chunks, a mask that is none.
+            NaN or infinite values at real tokens (with ``nan="error"``), values so large or small that their
+            squares are lost, damaged chunks, a mask that is none.
         UsageError
             rows or head out of range.
         """
@@ -279,8 +283,12 @@ class PairFile:
         mask = None if self._padding is None else self._padding.read(rows)
         if mask is not None:
             X[~mask], Y[~mask] = 0, 0
-        for values, side in ((X, self._inputs), (Y, self._outputs)):
-            if all_finite(values):
+        for values, side, limits in ((X, self._inputs, INPUTS), (Y, self._outputs, OUTPUTS)):
+            top = largest(values)
+            if np.isfinite(top):
+                wrong = out_of_range(top, limits, side.field.stored.name) if top > 0 else None
+                if wrong is not None:
+                    raise DataError(f"{side.field.label}: {wrong}")
                 continue
             if not self._skip:
                 raise self._not_finite(values, side, rows, head)

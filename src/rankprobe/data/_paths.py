@@ -88,8 +88,8 @@ def looks_like(path: str | os.PathLike[str]) -> str | None:
         if error.start < len(head) - 3:
             return "no format known here; pair files are HDF5 with datasets X and Y"
     if head.lstrip()[:1] == b"<":
-        return "a web page (a failed download?)"
-    return "text"
+        return "a web page (a failed download?); fetch the file itself"
+    return "text; pair files are HDF5 with datasets X and Y"
 
 
 def check_file(path: str) -> None:

@@ -111,7 +111,13 @@ def _remedy(raw: np.dtype[Any]) -> str:
     return "name another dataset (see rankprobe inspect)"
 
 
+def largest(values: Floats) -> float:
+    """Largest absolute value: 0 of none, NaN or infinite if one is; no array of that size is made."""
+    if values.size == 0:
+        return 0.0
+    return float(np.maximum(values.max(), -values.min()))
+
+
 def all_finite(values: Floats) -> bool:
-    """Whether no element is NaN or infinite; one pass and no boolean array in the usual case."""
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
+    """Whether no element is NaN or infinite."""
+    return bool(np.isfinite(largest(values)))

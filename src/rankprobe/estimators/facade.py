@@ -30,11 +30,12 @@ _SMALL = 3_000_000
 
 
 def estimate(
-    X: Array | PairFile,
+    X: Array | PairFile | str | os.PathLike[str],
     Y: Array | None = None,
     *,
     V: Array | None = None,
     mask: Array | None = None,
+    nan: Literal["error", "skip"] = "error",
     head: int | None = None,
     estimators: Sequence[str] = ("v-unknown",),
     solver: Literal["gauss-newton", "paper"] = "gauss-newton",
@@ -54,10 +55,12 @@ def estimate(
 
     Parameters
     ----------
-    X : tokens [n, T, d], or an open pair file (then ``Y``, ``V`` and ``mask`` come from it).
+    X : tokens [n, T, d], or a pair file (then ``Y``, ``V`` and ``mask`` come from it): its path, or one that
+        :func:`rankprobe.open_pairs` has opened, which takes other names and layouts.
     Y : attention outputs [n, T, d_v], or [n, H, T, d_h] with ``head``.
     V : value map [d, d_v] (or [H, d, d_h]), needed by ``v-known`` only.
     mask : [n, T], true at real tokens; padded tokens are ignored as queries and as keys.
+    nan : ``error`` refuses NaN and infinite values at real tokens, ``skip`` takes such tokens for padding.
     estimators : any of ``v-unknown``, ``v-known``, ``realized-mixer``, or ``all``; the first is the answer.
     solver : ``gauss-newton`` (joint least squares, method section 2) or ``paper`` (the paper's own, 4).
     attention, causal : kind of map; ``auto`` takes them from the file's attributes, else decides on
@@ -83,13 +86,12 @@ def estimate(
     ------
     UsageError, DataError : the call or the data cannot be used as they are.
     """
-    source = source_of(X, Y, V, mask)
-    names = _names(estimators, source, head)
     epsilon = None if tolerance is None else Tolerance.of(tolerance)
     curve = curve or epsilon is not None
     if curve and solver == "paper":
         raise UsageError("the paper's solver has no curve; leave out solver, or curve and tolerance")
-    with _threads(source):
+    with _source(X, Y, V, mask, nan) as source, _threads(source):
+        names = _names(estimators, source, head)
         results, shared = _run(
             source,
             head,
@@ -107,7 +109,19 @@ def estimate(
             memory,
             progress,
         )
-    return Result(results, names[0], {**shared, **_provenance(source, seed)})
+        return Result(results, names[0], {**shared, **_provenance(source, seed)})
+
+
+@contextlib.contextmanager
+def _source(X: Any, Y: Array | None, V: Array | None, mask: Array | None, nan: Any) -> Iterator[Source]:
+    """The data of a call; a file that was named is open as long as they are read."""
+    if Y is None and isinstance(X, str | os.PathLike):
+        from rankprobe.data import open_pairs
+
+        with open_pairs(X, nan=nan) as pairs:
+            yield pairs
+    else:
+        yield source_of(X, Y, V, mask, nan)
 
 
 def _run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.errors import DataError, UsageError
 from rankprobe.estimators.model import Sample
-from rankprobe.precision import SAMPLE, coarser, effective, nominal
+from rankprobe.precision import INPUTS, OUTPUTS, SAMPLE, coarser, effective, nominal, out_of_range
 
 
 class Source(Protocol):
@@ -40,15 +40,25 @@ class Source(Protocol):
 class ArraySource:
     """X [n, T, d] with Y [n, T, d_v] or [n, H, T, d_h], and optionally V [d, d_v] and mask [n, T].
 
+    With ``nan="skip"`` tokens that are not finite count as padding.
+
     Raises
     ------
     UsageError
         they are not arrays of one library on one device, require gradients, or ``head`` names no head of Y.
     DataError
-        shapes disagree, something is empty, or values are not real numbers or not finite.
+        shapes disagree, something is empty, values are not real numbers or not finite, or their squares
+        overflow or vanish.
     """
 
-    def __init__(self, X: Array, Y: Array, V: Array | None = None, mask: Array | None = None) -> None:
+    def __init__(
+        self,
+        X: Array,
+        Y: Array,
+        V: Array | None = None,
+        mask: Array | None = None,
+        nan: Literal["error", "skip"] = "error",
+    ) -> None:
         given = {"X": X, "Y": Y, "V": V, "mask": mask}
         xp = _one_library({name: array for name, array in given.items() if array is not None})
         if X.ndim != 3 or Y.ndim not in (3, 4):
@@ -82,18 +92,32 @@ class ArraySource:
             )
         self._X, self._Y, self._V, self._mask = X, Y, V, mask
         self.attributes: Mapping[str, Any] = {}
-        self._check_finite(xp)
+        self._check_finite(xp, nan == "skip")
+        for name, values, limits in (("X", X, INPUTS), ("Y", Y, OUTPUTS)):
+            wrong = out_of_range(self._largest(xp, values), limits, _dtype(values))
+            if wrong is not None:
+                raise DataError(f"{name}: {wrong}")
 
-    def _check_finite(self, xp: Any) -> None:
+    def _largest(self, xp: Any, values: Array) -> float:
+        """Largest absolute value at a real token; 1 where all are zero, or none is real."""
+        if self._mask is not None:
+            keep = self._mask[:, :, None] if values.ndim == 3 else self._mask[:, None, :, None]
+            values = xp.where(keep, values, xp.zeros_like(values))
+        return max(float(xp.max(values)), -float(xp.min(values))) or 1.0
+
+    def _check_finite(self, xp: Any, skip: bool) -> None:
         X, Y = self._X, self._Y
         real = xp.ones(X.shape[:2], dtype=xp.bool, device=X.device) if self._mask is None else self._mask
         for name, values in (("X", X), ("Y", Y if Y.ndim == 3 else xp.permute_dims(Y, (0, 2, 1, 3)))):
             bad = ~xp.all(xp.isfinite(xp.reshape(values, (*X.shape[:2], -1))), axis=2) & real
-            if bool(xp.any(bad)):
+            if skip and bool(xp.any(bad)):
+                self._mask = real = real & ~bad
+            elif bool(xp.any(bad)):
                 where = [int(axis[0]) for axis in xp.nonzero(bad)]
                 count = int(xp.sum(xp.astype(bad, xp.int64)))
                 raise DataError(
-                    f"{name}: {count} tokens are not finite (first at {where}); pass mask= without them"
+                    f"{name}: {count} tokens are not finite (first at {where}); "
+                    "pass nan='skip', or mask= without them"
                 )
         if self._V is not None and not bool(xp.all(xp.isfinite(self._V))):
             raise DataError("V: holds values that are not finite; pass it again or use v-unknown")
@@ -174,17 +198,25 @@ def _dtype(array: Array) -> str:
 
 
 def source_of(
-    X: Array | Source, Y: Array | None, V: Array | None = None, mask: Array | None = None
+    X: Array | Source,
+    Y: Array | None,
+    V: Array | None = None,
+    mask: Array | None = None,
+    nan: Literal["error", "skip"] = "error",
 ) -> Source:
     """Arrays as a source, or the open pair file given as ``X``.
 
     Raises :class:`UsageError` where neither is there, and what :class:`ArraySource` raises.
     """
+    if nan not in ("error", "skip"):
+        raise UsageError(f"nan={nan!r} must be error or skip")
     if Y is not None:
-        return ArraySource(X, Y, V, mask)
-    if hasattr(X, "read"):
-        return X
-    raise UsageError("a call needs Y [n, T, d_v] beside X, or an open pair file as X")
+        return ArraySource(X, Y, V, mask, nan)
+    if not hasattr(X, "read"):
+        raise UsageError("a call needs Y [n, T, d_v] beside X, or a pair file as X")
+    if nan == "skip":
+        raise UsageError("the pair file is open already; pass nan='skip' to open_pairs")
+    return X
 
 
 @dataclass
