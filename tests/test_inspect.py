@@ -184,6 +184,21 @@ def test_saved_estimates_are_listed(tmp_path: Path) -> None:
     assert "/estimates/two/000001: rank –, misfit, v-unknown, b.h5, 20" in shown
 
 
+def test_saved_recoveries_are_listed(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.h5", X=X, Y=Y)
+    noted = {"file": "a.h5", "head": 1, "rank": 4}
+    save_results(path, [{**noted, "student": "B2", "verdict": "agrees"}], home="recovery", run="one")
+    (record,) = json.loads(run("inspect", "--format", "json", path).out)["results"]
+    (found,) = record["recoveries"]
+    assert found.pop("saved") and record["estimates"] == []
+    assert found == {"path": "/recovery/one/000000", **noted, "estimator": "B2", "status": "agrees"}
+    assert record["runs"] == ["/recovery/one"]
+    (row,) = [line.split("\t") for line in run("inspect", path).lines if "\trecovery\t" in line]
+    assert row[1] == "/recovery/one/000000"
+    shown = run("inspect", path, tty=True, NO_COLOR="1", COLUMNS="140").out
+    assert "/recovery/one/000000: rank 4, agrees, B2, a.h5, head 1, 20" in shown
+
+
 def test_tsv_has_a_row_for_each_dataset(tmp_path: Path) -> None:
     path = make(tmp_path / "a.h5", inputs=X, outputs=Y, other=np.ones(3))
     header, *rows = (line.split("\t") for line in run("inspect", path, path).lines)

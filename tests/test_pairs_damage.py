@@ -260,6 +260,20 @@ def test_a_small_file_that_declares_terabytes(tmp_path: Path) -> None:
         assert "never written" in refusal(path)
 
 
+def test_a_hole_that_declares_terabytes(tmp_path: Path) -> None:
+    """Space allotted early and never written: the file system keeps no byte of it, HDF5 reads zeros."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for name in (b"X", b"Y"):
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            space = h5py.h5s.create_simple((1 << 30, 16, 8))
+            h5py.h5d.create(file.id, name, h5py.h5t.NATIVE_DOUBLE, space, plist)
+    assert path.stat().st_blocks * 512 < 1 << 20
+    assert "/X: declares 1099511627776 bytes where the file has a hole; run the job" in refusal(path)
+
+
 def test_a_forged_size(tmp_path: Path) -> None:
     """The shape in the header is raised by hand from 8 to 2^40 rows."""
     path = make(tmp_path / "a.h5", X=ONES, Y=ONES)

@@ -145,6 +145,7 @@ def test_empty_sequences_are_all_padding(tmp_path: Path) -> None:
     ):
         with open_pairs(path, **options) as pairs:
             _, got, mask = pairs.read(slice(None))
+            assert any("1 of 3 sequences are empty (first 1); were they written?" in n for n in pairs.notes)
         assert mask is not None and mask.tolist() == [[True, True], [False, False], [True, False]]
         assert np.array_equal(got[2, 0], Y[2, 0]) and not got[~mask].any()
 

@@ -71,7 +71,8 @@ def inspect(
 
     Each row is a dataset: its shape, type, storage and attributes; `role` and `flags` say what it may be
     and how estimate is told so. Names other than X and Y are proposals by name and shape: check them. No
-    values are read. Estimates that were saved in the file follow, each with its rank, status and time.
+    values are read. Estimates and recoveries that were saved in the file follow, each with its rank, status
+    and time.
 
     \b
     Examples:
@@ -132,6 +133,7 @@ def _record(file: str, found: FileDescription) -> dict[str, Any]:
         "groups": [{"group": path, "attributes": attributes} for path, attributes in found.groups],
         "runs": list(found.runs),
         "estimates": [dataclasses.asdict(one) for one in found.estimates],
+        "recoveries": [dataclasses.asdict(one) for one in found.recoveries],
         "problems": list(found.problems),
         "truncated": found.truncated,
     }
@@ -156,7 +158,7 @@ def _pair(pair: PairDescription) -> dict[str, Any]:
 
 
 def _rows(record: Record) -> Iterator[Record]:
-    """One row a dataset, and one a saved estimate."""
+    """One row a dataset, and one a saved result."""
     for one in record["datasets"]:
         storage = [one["storage"]]
         if one["chunks"] is not None:
@@ -169,13 +171,14 @@ def _rows(record: Record) -> Iterator[Record]:
             "size": one["stored_bytes"],
             "flags": shlex.join(one["flags"]) or None,
         }
-    for one in record["estimates"]:
-        noted = {name: value for name, value in one.items() if name != "path" and value is not None}
-        yield {"file": record["file"], "dataset": one["path"], "role": "estimate", "attributes": noted}
+    for role, found in (("estimate", record["estimates"]), ("recovery", record["recoveries"])):
+        for one in found:
+            noted = {name: value for name, value in one.items() if name != "path" and value is not None}
+            yield {"file": record["file"], "dataset": one["path"], "role": role, "attributes": noted}
 
 
 def _saved(estimate: Record) -> str:
-    """A saved estimate in one line."""
+    """A saved result in one line."""
     of = None if estimate["file"] is None else label(estimate["file"], estimate["head"])
     rank = f"rank {short(estimate['rank'])}"
     facts = (rank, estimate["status"], estimate["estimator"], of, estimate["saved"])
@@ -198,11 +201,10 @@ def _panel(record: Record) -> RenderableType:
     if not record["pairs"]:
         lines += ["", "no pair is in sight; name one with --x and --y"]
     problems = [f"{one['dataset']}: {one['problem']}" for one in record["datasets"] if one["problem"]]
-    saved = [_saved(one) for one in record["estimates"]]
+    saved = [_saved(one) for one in record["estimates"] + record["recoveries"]]
     if len(saved) > 16:
-        saved[16:] = [f"and {len(saved) - 16} more estimates: --format json lists all"]
-    others = [f"results in {run}" for run in record["runs"] if not run.startswith("/estimates/")]
-    for more in (problems + record["problems"], saved + others):
+        saved[16:] = [f"and {len(saved) - 16} more results: --format json lists all"]
+    for more in (problems + record["problems"], saved):
         lines += ["", *more] if more else []
     if record["truncated"]:
         lines += ["", "the file holds more than is listed here"]

@@ -60,8 +60,11 @@ class PairDescription:
 
 
 @dataclass(frozen=True)
-class SavedEstimate:
-    """A result under ``/estimates``: what it is of, what it says, and when it was saved (ISO 8601, UTC)."""
+class SavedResult:
+    """A result under ``/estimates`` or ``/recovery``: of what, what it says, when it was saved (ISO, UTC).
+
+    ``estimator`` is the student of a recovery, ``status`` its verdict.
+    """
 
     path: str
     file: str | None
@@ -84,7 +87,8 @@ class FileDescription:
     groups: tuple[tuple[str, dict[str, Any]], ...]
     pairs: tuple[PairDescription, ...]
     runs: tuple[str, ...]
-    estimates: tuple[SavedEstimate, ...]
+    estimates: tuple[SavedResult, ...]
+    recoveries: tuple[SavedResult, ...]
     problems: tuple[str, ...]
     truncated: bool
     """Whether the file holds more objects or pairs than are listed."""
@@ -126,7 +130,8 @@ def describe(
             ),
             pairs=tuple(pairs),
             runs=runs,
-            estimates=tuple(_estimates(file, label, runs)),
+            estimates=tuple(_saved(file, label, runs, "estimates", "estimator", "status")),
+            recoveries=tuple(_saved(file, label, runs, "recovery", "student", "verdict")),
             problems=tuple(str(obj) for _, obj in objects if isinstance(obj, DataError)),
             truncated=len(objects) >= _MAX_LISTED or len(proposals) > _MAX_PAIRS,
         )
@@ -142,15 +147,19 @@ def _runs(file: Any, label: str) -> Iterator[str]:
             continue  # a file whose results are damaged still holds its pairs
 
 
-def _estimates(file: Any, label: str, runs: tuple[str, ...]) -> Iterator[SavedEstimate]:
+def _saved(
+    file: Any, label: str, runs: tuple[str, ...], home: str, estimator: str, status: str
+) -> Iterator[SavedResult]:
+    """The results of the runs under ``home``; ``estimator`` and ``status`` name the attributes with them."""
+    names = {"estimator": estimator, "status": status}
     for run in runs:
-        if not run.startswith("/estimates/"):
+        if not run.startswith(f"/{home}/"):
             continue
         for path, obj in walk(file, run, label, _MAX_LISTED):
             if isinstance(obj, h5py.Group) and path != run:
                 noted = read_attributes(obj)
-                values = (noted.get(each.name) for each in fields(SavedEstimate)[1:])
-                yield SavedEstimate(path, *values)
+                values = (noted.get(names.get(each.name, each.name)) for each in fields(SavedResult)[1:])
+                yield SavedResult(path, *values)
 
 
 def _candidates(objects: list[tuple[str, Any]]) -> Iterator[Item]:

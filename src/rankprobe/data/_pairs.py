@@ -179,6 +179,13 @@ class PairFile:
     def _notes(self) -> Iterator[str]:
         if self._outputs.heads == self.tokens and not self._outputs.merged and self._inputs.field.per == 1:
             yield f"{self._outputs.field.label}: as many heads as tokens; its second axis is taken for heads"
+        lengths = self._inputs.lengths
+        if lengths is not None and not lengths.all():
+            empty = np.flatnonzero(lengths == 0)
+            yield (
+                f"{self._inputs.field.label}: {empty.size} of {self.sequences} sequences are empty (first "
+                f"{empty[0]}); were they written?"
+            )
         if self._padding is None:
             near_x = self.x_name.rpartition("/")[0] or "/"
             for item in masks_beside(self._file, near_x, self.path, (self.sequences, self.tokens)):

@@ -6,6 +6,7 @@ silent zeros. A file of one kilobyte may declare terabytes.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from functools import partial
@@ -28,6 +29,10 @@ _BUILT_IN = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: 
 
 _DEFLATE_RATIO = 1100
 """deflate cannot shrink bytes by more than about 1032: a chunk that claims more is forged or damaged."""
+
+
+_SMALL = 1 << 20
+"""Bytes that may well be zeros a file system does not keep."""
 
 
 def filters(dset: Any) -> list[str]:
@@ -112,6 +117,23 @@ def _check_bytes(dset: Any, label: str, need: int, kind: str) -> None:
         end = Path(dset.file.filename).stat().st_size
         if offset + need > end:
             raise DataError(f"{label}: declares {need} bytes at {offset}, past the file's end; copy it again")
+        # The first bytes may share a block with what lies before them.
+        if need > _SMALL and _is_hole(dset.file.filename, offset + _SMALL // 2, offset + need):
+            raise DataError(
+                f"{label}: declares {need} bytes where the file has a hole; "
+                "run the job that writes it to its end, or copy it again"
+            )
+
+
+def _is_hole(path: str, start: int, stop: int) -> bool:
+    """Whether the file system keeps nothing between two offsets: it reads as zeros."""
+    if not hasattr(os, "SEEK_DATA"):
+        return False
+    with Path(path).open("rb") as file:
+        try:
+            return os.lseek(file.fileno(), start, os.SEEK_DATA) >= stop
+        except OSError as error:
+            return error.errno == errno.ENXIO  # no data from there to the end
 
 
 def _check_filters(dset: Any, label: str) -> None:
