@@ -106,6 +106,18 @@ def test_widths_and_heads_come_from_attributes_or_from_the_user(tmp_path: Path) 
     assert run("inspect", "-q", path).out == f"{path} --heads 2\n"
 
 
+def test_x_and_y_in_two_files_are_proposed(tmp_path: Path) -> None:
+    x = make(tmp_path / "in.h5", **{"l3/hidden_states": X, "l3/attention_mask": MASK, "n": np.ones(3)})
+    y = make(tmp_path / "out.h5", **{"l3/attn_out": Y})
+    ran = run("inspect", "-q", x, y)
+    line = f"{x} --x l3/hidden_states --y {y}::/l3/attn_out --mask l3/attention_mask"
+    assert (ran.code, ran.out) == (3, f"{line}\n")
+    assert ran.err.startswith(f"rankprobe: error: {y}: no pair is in sight")
+    assert run("inspect", "-q", x).code == 3
+    (record, _) = json.loads(run("inspect", "--format", "json", x, y).out)["results"]
+    assert [record["pairs"][0][name] for name in ("sequences", "heads", "problem")] == [6, 2, None]
+
+
 def test_layers_are_no_series(tmp_path: Path) -> None:
     flat = {f"layer_{i:02d}/{name}": X.reshape(24, 5) for i in range(3) for name in "xy"}
     path = make(tmp_path / "a.h5", **flat)

@@ -218,3 +218,12 @@ def test_attributes_without_a_meaning_are_mentioned(tmp_path: Path, name: str, v
     ran = run("estimate", "-q", path)
     assert (ran.code, ran.out) == (0, "2\n")
     assert ran.err == "" if says is None else ran.err.startswith(f"rankprobe: {path}: {says}")
+
+
+def test_an_unknown_link_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["X"], file["Y"], file.attrs["attention"] = X, Y, "banana"
+    ran = run("estimate", "-q", path)
+    assert ran.code == 3
+    assert f"{path}: attribute attention is 'banana', no known link; pass --attention" in ran.err

@@ -37,6 +37,9 @@ def _pairs_of(value: Any) -> str:
     return ", ".join(f"{name}={short(one)}" for name, one in value.items())
 
 
+_BESIDE = 8
+"""Other files in which the Y of a file without one is looked for."""
+
 COLUMNS = (
     Column("file", rank=1),
     Column("dataset"),
@@ -70,9 +73,9 @@ def inspect(
     """Show what files hold, and the flags that read (X, Y) pairs from them.
 
     Each row is a dataset: its shape, type, storage and attributes; `role` and `flags` say what it may be
-    and how estimate is told so. Names other than X and Y are proposals by name and shape: check them. No
-    values are read. Estimates and recoveries that were saved in the file follow, each with its rank, status
-    and time.
+    and how estimate is told so. Names other than X and Y are proposals by name and shape: check them. Where
+    a file holds no pair, Y is looked for in the others. No values are read. Estimates and recoveries that
+    were saved in the file follow, each with its rank, status and time.
 
     \b
     Examples:
@@ -92,7 +95,8 @@ def inspect(
     with sink:
         for file in files:
             try:
-                record = _record(file, _describe(env, file, allow_external))
+                others = [other for other in files if other != file and other not in stdin]
+                record = _record(file, _describe(env, file, others[:_BESIDE], allow_external))
                 if not quiet:
                     sink.add(record)
                 elif not record["pairs"]:
@@ -107,7 +111,7 @@ def inspect(
     return worst(codes)
 
 
-def _describe(env: Environment, file: str, allow_external: bool) -> FileDescription:
+def _describe(env: Environment, file: str, others: list[str], allow_external: bool) -> FileDescription:
     from rankprobe.data import describe
 
     stream = None
@@ -115,7 +119,7 @@ def _describe(env: Environment, file: str, allow_external: bool) -> FileDescript
         if env.stdin is None:
             raise DataError("-: standard input is closed; pipe a file or name one")
         stream = env.stdin.buffer
-    return describe(file, allow_external=allow_external, stream=stream)
+    return describe(file, beside=others, allow_external=allow_external, stream=stream)
 
 
 def _record(file: str, found: FileDescription) -> dict[str, Any]:

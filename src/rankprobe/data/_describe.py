@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 import h5py
 
 from rankprobe.data._attributes import read_attributes
-from rankprobe.data._names import Item, no_group, walk
+from rankprobe.data._names import Item, items, no_group, walk
 from rankprobe.data._open import children, detail, locate, open_file
 from rankprobe.data._pairs import open_pairs
 from rankprobe.data._paths import join, split_path, spooled
-from rankprobe.data._proposals import Proposal, noted_in, propose
+from rankprobe.data._proposals import Proposal, noted_in, propose, propose_beside
 from rankprobe.data._storage import check_stored, filters, layout
 from rankprobe.data._values import row_type, stored
 from rankprobe.errors import DataError, RankprobeError
@@ -95,9 +95,15 @@ class FileDescription:
 
 
 def describe(
-    path: str | os.PathLike[str], *, allow_external: bool = False, stream: BinaryIO | None = None
+    path: str | os.PathLike[str],
+    *,
+    beside: Sequence[str] = (),
+    allow_external: bool = False,
+    stream: BinaryIO | None = None,
 ) -> FileDescription:
     """List datasets and groups of ``FILE`` or ``FILE::/group`` and propose how to read pairs from them.
+
+    Where it holds no pair, Y is looked for in the files ``beside`` it.
 
     Raises :class:`DataError` only when the file or the group cannot be opened at all.
     """
@@ -111,6 +117,12 @@ def describe(
         objects = list(walk(file, prefix, label, _MAX_LISTED, _RESULTS, allow_external))
         candidates = list(_candidates(objects))
         proposals = propose(label, candidates, noted_in(file, label))
+        if not proposals and prefix == "/":
+            proposals = [
+                way
+                for other in beside
+                for way in propose_beside(label, candidates, other, _items(other), noted_in(file, label))
+            ]
         pairs = [_pair(way, real, label, allow_external) for way in proposals[:_MAX_PAIRS]]
         roles = _roles([pair.proposal for pair in pairs])
         runs = tuple(_runs(file, label)) if prefix == "/" else ()
@@ -168,6 +180,15 @@ def _candidates(objects: list[tuple[str, Any]]) -> Iterator[Item]:
             item = Item.of(path, obj)
             if item is not None:
                 yield item
+
+
+def _items(path: str) -> list[Item]:
+    """The datasets of another file; none where it cannot be read."""
+    try:
+        with open_file(path) as file:
+            return items(file, "/", path)
+    except DataError:
+        return []
 
 
 def _pair(proposal: Proposal, real: str, label: str, allow_external: bool) -> PairDescription:

@@ -177,8 +177,11 @@ class PairFile:
         return field.label.removeprefix(f"{self.path}::")
 
     def _notes(self) -> Iterator[str]:
-        if self._outputs.heads == self.tokens and not self._outputs.merged and self._inputs.field.per == 1:
-            yield f"{self._outputs.field.label}: as many heads as tokens; its second axis is taken for heads"
+        if len(self._outputs.field.shape) == 4 and self._outputs.heads == self.tokens:
+            yield (
+                f"{self._outputs.field.label}: as many heads as tokens; its second axis is taken for heads, "
+                "if it is the third store [n, T, H*d_h] and pass --heads"
+            )
         lengths = self._inputs.lengths
         if lengths is not None and not lengths.all():
             empty = np.flatnonzero(lengths == 0)

@@ -105,6 +105,19 @@ def propose(label: str, found: list[Item], noted: Noted) -> list[Proposal]:
     return sorted(out, key=lambda proposal: len(proposal.options) > 0)
 
 
+def propose_beside(
+    label: str, found: list[Item], other: str, others: list[Item], noted: Noted
+) -> list[Proposal]:
+    """The pair with X in one file and Y in another."""
+    named = {item.path: replace(item, name=item.path.strip("/")) for item in found}
+    pair = _pair([*named.values(), *others])
+    if pair is None or pair[0].path not in named or pair[1] not in others or "name" not in pair[2]:
+        return []
+    x, y, why = pair
+    y = replace(y, name=f"{other}::{y.path}")
+    return [_proposal(label, "/", x, y, why, list(named.values()), noted)]
+
+
 def _series(found: list[Item], single: bool) -> Iterator[Item]:
     """Datasets whose names differ in one place as one item each, of the shape they have together.
 

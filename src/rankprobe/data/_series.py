@@ -153,6 +153,8 @@ class Series(Field):
         shapes: list[tuple[int, ...]] = []
         for path in self._paths:
             dset, shown = self._member(path), f"{label}::{path}"
+            if varies(dset):
+                raise DataError(f"{shown}: holds rows of varying length; name it alone, without a *")
             check_stored(dset, file, shown, allow_external=allow_external)
             kind = stored(dset, shown, dtype)
             single = len(dset.shape) == 2 if single is None else single
@@ -177,7 +179,7 @@ class Series(Field):
 
     def _member(self, path: str) -> Any:
         found = locate(self._file, path, self._label, allow_external=self._external)
-        if found is None or not isinstance(found.obj, h5py.Dataset) or varies(found.obj):
+        if found is None or not isinstance(found.obj, h5py.Dataset):
             raise DataError(f"{self._label}::{path}: is no dataset of numbers; name others with --x and --y")
         return found.obj
 

@@ -39,8 +39,9 @@ def choose_maps(
     elif noted.get("attention") is not None:
         name = str(noted["attention"])
         if name not in _KINDS:
+            where = getattr(sampler.source, "label", "the data")
             raise DataError(
-                f"the file says attention={name!r}, which is not known; pass --attention softmax or linear"
+                f"{where}: attribute attention is {name!r}, no known link; pass --attention softmax or linear"
             )
         kinds, origin["attention_from"] = [_KINDS[name]], "file"
     masks = [False, True]
