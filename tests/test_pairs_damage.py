@@ -423,6 +423,21 @@ except MissingDependencyError as error:
     )
 
 
+@pytest.mark.parametrize("command,code", [("estimate", 5), ("inspect", 0)])
+def test_a_missing_filter_ends_the_command_with_its_own_code(tmp_path: Path, command: str, code: int) -> None:
+    hdf5plugin = pytest.importorskip("hdf5plugin")
+    path = make(tmp_path / "z.h5", X={"data": ONES, "chunks": (2, 4, 3), **hdf5plugin.Blosc()}, Y=ONES)
+    lines = [
+        "import sys; sys.modules['hdf5plugin'] = None",
+        "from rankprobe.cli.main import main",
+        f"sys.exit(main([{command!r}, {str(path)!r}]))",
+    ]
+    ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == code
+    told = ran.stderr if command == "estimate" else ran.stdout
+    assert "is compressed with blosc (HDF5 filter 32001), which is not installed; run: pip install" in told
+
+
 def test_a_filter_nobody_has(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:

@@ -242,7 +242,9 @@ def test_x_and_y_in_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "y.h5::/l3/ou: no such dataset; did you mean /l3/out?" in refusal(
         Path("x.h5"), x="hidden", y="y.h5::l3/ou"
     )
-    assert "x.h5::/z.h5::/Y: no such dataset" in refusal(Path("x.h5"), x="hidden", y="z.h5::/Y")
+    assert "x.h5::/z.h5::/Y: no such dataset, nor a file z.h5; there are /hidden" in refusal(
+        Path("x.h5"), x="hidden", y="z.h5::/Y"
+    )
     Path("t.h5").write_text("text")
     assert refusal(Path("x.h5"), x="hidden", y="t.h5::/Y").startswith("t.h5: is not HDF5")
     line = refusal(Path("x.h5"), x="hidden")

@@ -64,7 +64,8 @@ class Opener:
             if name is None:
                 return None
             others = [item.path for item in items(file, "/", label)]
-            raise DataError(f"{label}::{at}: no such dataset{near(at, others)}")
+            nor = f", nor a file {split_path(name)[0]}" if "::" in name and file is self._file else ""
+            raise DataError(f"{label}::{at}: no such dataset{nor}{near(at, others)}")
         shown = f"{label}::{at}"
         if isinstance(found.obj, h5py.Dataset) and varies(found.obj) and beside is not None:
             return self._varying(found, file, shown, dtype, beside)

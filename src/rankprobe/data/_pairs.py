@@ -24,7 +24,8 @@ from rankprobe.data._paths import join, split_path, spooled
 from rankprobe.data._proposals import no_pair
 from rankprobe.data._rows import Rows
 from rankprobe.data._storage import check_stored
-from rankprobe.data._values import Floats, all_finite, largest
+from rankprobe.data._value_map import ValueMap
+from rankprobe.data._values import Floats, largest
 from rankprobe.errors import DataError, UsageError
 from rankprobe.precision import INPUTS, OUTPUTS, SAMPLE, coarser, effective, out_of_range
 
@@ -109,6 +110,7 @@ def open_pairs(
         if dim is not None and dim != x_field.shape[-1]:
             raise DataError(f"{x_field.label}: has {x_field.shape[-1]} features a token; drop --dim {dim}")
         inputs = Inputs(x_field, tokens)
+        outputs = Outputs(y_field, inputs, heads)
         mask_field = opener.field(mask, "mask", beside=x_field, numbers=False)
         v_field = opener.field(v, "V")
         attributes, remarks = settle(inherited(file, prefix, label, allow_external))
@@ -116,15 +118,14 @@ def open_pairs(
             label,
             prefix,
             inputs,
-            Outputs(y_field, inputs, heads),
+            outputs,
             None if mask_field is None and inputs.lengths is None else Padding(mask_field, inputs),
-            v_field,
+            None if v_field is None else ValueMap(v_field, inputs, outputs),
             attributes=attributes,
             remarks=remarks,
             skip=nan == "skip",
             file=file,
         )
-        pairs.check_value_map()
         pairs.on_close(stack.pop_all().close)
     return pairs
 
@@ -152,7 +153,7 @@ class PairFile:
         inputs: Inputs,
         outputs: Outputs,
         padding: Padding | None,
-        value_map: Field | None,
+        value_map: ValueMap | None,
         *,
         attributes: dict[str, Any],
         remarks: list[str],
@@ -164,7 +165,7 @@ class PairFile:
         self._skip, self._file = skip, file
         self._close: Callable[[], None] | None = None
         self.x_name, self.y_name = self._name(inputs.field), self._name(outputs.field)
-        self.v_name = self._name(value_map) if value_map is not None else None
+        self.v_name = self._name(value_map.field) if value_map is not None else None
         self.mask_name = self._name(padding.field) if padding is not None and padding.field else None
         self.sequences, self.tokens, self.dim = inputs.sequences, inputs.tokens, inputs.dim
         self.heads, self.value_dim = outputs.heads, outputs.value_dim
@@ -386,31 +387,7 @@ class PairFile:
         if self._value_map is None:
             return None
         self._outputs.check_head(head)
-        field = self._value_map
-        V = field.stored.convert(field.all(), np.float64)
-        if not all_finite(V):
-            raise DataError(f"{field.label}: holds NaN or infinite values; store it again or drop --v")
-        if head is None or V.shape == (self.dim, self.value_dim):
-            return V
-        if V.ndim == 3:
-            return np.ascontiguousarray(V[head])
-        return np.ascontiguousarray(V[:, head * self.value_dim : (head + 1) * self.value_dim])
-
-    def check_value_map(self) -> None:
-        """Raise :class:`DataError` when V does not fit X and Y."""
-        if self._value_map is None:
-            return
-        shape = self._value_map.shape
-        heads, d, d_v = self.heads or 1, self.dim, self.value_dim
-        allowed = [(d, d_v)] + ([(heads, d, d_v), (d, heads * d_v)] if self.heads is not None else [])
-        if shape in allowed:
-            return
-        turned = "; it looks transposed" if shape[::-1] in [one for one in allowed if len(one) == 2] else ""
-        expected = " or ".join(str(list(one)) for one in allowed)
-        raise DataError(
-            f"{self._value_map.label}: shape {list(shape)} is not [d, d_v] = {expected}{turned}; "
-            "store the map that multiplies tokens from the right, or name another with --v"
-        )
+        return self._value_map.read(head)
 
     def teacher(self) -> dict[str, Any] | None:
         """The truth a generated file keeps under ``teacher`` (arrays and attributes by name), or None.
