@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import rankprobe
 from rankprobe.estimators.result import Status
@@ -91,6 +93,35 @@ def test_tokens_given_twice_change_no_rank() -> None:
     Y = Y + 0.03 * np.random.default_rng(3).standard_normal(Y.shape)
     answer = rankprobe.estimate(np.repeat(X, 2, axis=1), Y, attention="softmax", causal=False)
     assert (answer.status, answer.rank) == (Status.IDENTIFIED, 3)
+
+
+def rounded(rank: int, kind: Any, seed: int, *, before: bool) -> Data:
+    """No noise but that of storage in ``kind``: of the tokens ``before`` attention or after it."""
+    teacher = make_teacher(**{**USUAL, "rank": rank, "noise": 0.0, "seed": seed})
+    X = next(iter(teacher.blocks(1200, 1200)))[0]
+    stored = X.astype(kind).astype(np.float64)
+    seen = stored if before else X
+    Y = softmax(teacher.scale * seen @ teacher.K @ seen.swapaxes(1, 2), axis=2) @ seen @ teacher.V
+    return stored, Y.astype(kind).astype(np.float64), None
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_a_half_precision_head_has_its_rank(rank: int, kind: Any) -> None:
+    X, Y, _ = rounded(rank, kind, 0, before=True)
+    answer = rankprobe.estimate(X, Y, attention="softmax", causal=False)
+    assert (answer.status, answer.rank) == (Status.IDENTIFIED, rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_tokens_rounded_after_attention_raise_no_rank(rank: int, kind: Any) -> None:
+    for seed in range(2):
+        X, Y, _ = rounded(rank, kind, seed, before=False)
+        answer = rankprobe.estimate(X, Y, attention="softmax", causal=False)
+        assert answer.rank in (None, rank), answer.message
+        if rank == 4:
+            assert answer.status is Status.IDENTIFIED, answer.message
 
 
 def test_a_power_law_that_drowns_is_a_bound_whose_interval_holds_the_rank() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
-from rankprobe.decision.noise import noise_like, noise_sigma, standard_score
+from rankprobe.decision.noise import Law, gaussian, noise_sigma, standard_score
 from rankprobe.decision.verdict import Verdict, short_by
 from rankprobe.solver import Fit, Kernel
 from rankprobe.solver.conjugate_gradients import conjugate_gradients
@@ -58,9 +58,9 @@ def solved(fit: Fit, gradient: Tangent) -> Tangent:
     ).x
 
 
-def noise_draw(fit: Fit, sigma: float, rng: np.random.Generator) -> Array:
-    """One δK [p_q, p_k] that Gaussian noise of standard deviation ``sigma`` gives at a full fit."""
-    change = solved(fit, fit.lin.pull_projected(noise_like(fit, sigma, rng)))
+def noise_draw(fit: Fit, law: Law, rng: np.random.Generator) -> Array:
+    """One δK [p_q, p_k] that noise of a ``law`` gives at a full fit."""
+    change = solved(fit, fit.lin.pull_projected(law(fit, rng)))
     moved = change.first @ fit.kernel.right.T
     return moved if change.second is None else moved + fit.kernel.left @ change.second.T
 
@@ -75,9 +75,9 @@ class NoiseEdge:
 
     fit: Fit
     rng: np.random.Generator
+    law: Law = gaussian
 
     def __post_init__(self) -> None:
-        self.sigma = noise_sigma(self.fit)
         self.draws: list[Array] = []
         self._scaled: list[Array] = []
         self.estimate = self._scale(self.fit.kernel.matrix())
@@ -89,7 +89,7 @@ class NoiseEdge:
     def simulate(self, draws: int) -> None:
         """Extend the simulation to ``draws`` draws."""
         while len(self.draws) < draws:
-            change = noise_draw(self.fit, self.sigma, self.rng)
+            change = noise_draw(self.fit, self.law, self.rng)
             self.draws.append(change)
             self._scaled.append(self._scale(change))
 

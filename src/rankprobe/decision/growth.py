@@ -15,7 +15,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.decision.edge import ALLOWED, GAP, GREY, MORE_DRAWS, NEEDED, NEGLIGIBLE
-from rankprobe.decision.noise import degrees_of_freedom, signal_score
+from rankprobe.decision.noise import Law, degrees_of_freedom, gaussian, signal_score
 from rankprobe.decision.score import FLOOR, Score
 from rankprobe.decision.verdict import Verdict, short_by
 from rankprobe.solver import Fit, Kernel
@@ -54,7 +54,7 @@ class Growth:
 
     nothing : the fit at rank 0. refit : fits kernels of the rank of its argument, starting there; finish :
     the same, to the end. starts : other kernels of a rank to start from. most : largest rank that the data
-    could determine.
+    could determine. law : of the noise.
     """
 
     nothing: Fit
@@ -63,6 +63,7 @@ class Growth:
     starts: Callable[[int], Iterable[Kernel]]
     most: int
     rng: np.random.Generator
+    law: Law = gaussian
     residuals: dict[int, list[float]] = field(default_factory=dict)
     """Of every start tried, by rank."""
 
@@ -76,7 +77,7 @@ class Growth:
     def score(self, rank: int) -> Score:
         """The score test of the best fit at ``rank``."""
         if rank not in self._scores:
-            self._scores[rank] = Score(self.fits[rank], self.rng)
+            self._scores[rank] = Score(self.fits[rank], self.rng, self.law)
             if abs(self._scores[rank].score) < 2 * NEEDED:
                 self._scores[rank].simulate(MORE_DRAWS)
         return self._scores[rank]

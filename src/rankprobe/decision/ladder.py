@@ -29,11 +29,13 @@ NEEDED, ALLOWED = 1.5, 1.2
 class Ladder:
     """Finds the least sufficient rank below an over-parameterized fit.
 
-    refit : fits kernels of the rank of its argument, starting there.
+    refit : fits kernels of the rank of its argument, starting there. uneven : how much larger, squared, the
+    best direction of the noise at a fit is than that of even noise.
     """
 
     over: Fit
     refit: Refit
+    uneven: Callable[[Fit], float] = lambda _: 1.0
     fits: dict[int, Fit] = field(default_factory=dict)
 
     def at(self, rank: int) -> Fit:
@@ -50,7 +52,7 @@ class Ladder:
         if fewer.rss <= min(more.rss, self.over.rss):
             return 0.0
         rows, columns = int(fewer.kernel.left.shape[0]) - rank, int(fewer.kernel.right.shape[0]) - rank
-        edge = (math.sqrt(rows) + math.sqrt(columns)) ** 2
+        edge = (math.sqrt(rows) + math.sqrt(columns)) ** 2 * self.uneven(fewer)
         # Had rank + 1 only fitted noise, its residual would have lost the edge and what ``rank`` has fitted.
         free = max(more.lin.problem.equations - degrees_of_freedom(fewer) - edge, 1.0)
         return (fewer.rss - more.rss) / (more.rss / free + 1e-300) / edge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
@@ -12,6 +12,9 @@ from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.solver import Fit
 from rankprobe.solver.problem import contract
+
+Law = Callable[[Fit, np.random.Generator], list[Array]]
+"""Draws noise as the residual of a fit holds it, in the fit's blocks."""
 
 UNEVEN = 2.0
 """Spread of the residual's variances over columns, in units of what even noise gives, that is evened."""
@@ -44,6 +47,11 @@ def noise_like(fit: Fit, sigma: float, rng: np.random.Generator) -> list[Array]:
     return noise
 
 
+def gaussian(fit: Fit, rng: np.random.Generator) -> list[Array]:
+    """One draw of the noise that the residual of ``fit`` has the size of."""
+    return noise_like(fit, noise_sigma(fit), rng)
+
+
 def noise_alike(fit: Fit, rng: np.random.Generator) -> list[Array]:
     """The residual with each token's sign drawn anew, in blocks: cheaper, and as uneven as the noise is."""
     rows = max(fit.lin.problem.rows, 1)
@@ -67,10 +75,13 @@ def evened(fit: Fit) -> Array | None:
     problem = fit.lin.problem
     xp = array_namespace(problem.outputs)
     width = int(problem.outputs.shape[2])
-    free = problem.rows - degrees_of_freedom(fit) / width
+    parts = [xp.astype(block.residual, xp.float64) for block in fit.lin.blocks]
+    # Noise that the tokens of a sequence share is so many times fewer draws of it.
+    together = sum(float(xp.sum(xp.sum(part, axis=1) ** 2)) for part in parts)
+    shared = max(together / max(sum(float(xp.sum(part * part)) for part in parts), 1e-300), 1.0)
+    free = problem.rows / shared - degrees_of_freedom(fit) / width
     if width < 2 or free < 2 * width:
         return None
-    parts = [xp.astype(block.residual, xp.float64) for block in fit.lin.blocks]
     covariance = reduce(lambda a, b: a + b, map(contract, parts, parts)) / free
     eigenvalues, vectors = xp.linalg.eigh(covariance)
     mean = float(xp.mean(eigenvalues))

@@ -16,16 +16,16 @@ import numpy as np
 from rankprobe.arrays import array_namespace
 from rankprobe.attention import Array
 from rankprobe.decision.edge import ONE_IN_TWENTY, solved
-from rankprobe.decision.noise import noise_alike, noise_like, noise_sigma, standard_score
+from rankprobe.decision.noise import Law, gaussian, noise_alike, standard_score
 from rankprobe.solver import Fit
 
-DRAWS = 8
+DRAWS, FEW = 8, 3
 
 FLOOR = 1e-2
 """Share of the mean curvature below which a key direction counts as this well seen."""
 
 
-def score_for_more(fit: Fit, rng: np.random.Generator) -> float:
+def score_for_more(fit: Fit, rng: np.random.Generator, law: Law = noise_alike) -> float:
     """Standard score of the best direction outside ``fit``'s rank; about 3 and above it is no noise.
 
     A draw costs one product: a rank found on few sequences is confirmed so on many.
@@ -33,8 +33,17 @@ def score_for_more(fit: Fit, rng: np.random.Generator) -> float:
     most = min(int(fit.kernel.left.shape[0]), int(fit.kernel.right.shape[0]))
     if fit.kernel.rank >= most or fit.curvature.mean <= 0.0:
         return -math.inf
-    noise = [_top(_outside(fit, fit.lin.ambient_gradient(noise_alike(fit, rng)))) for _ in range(DRAWS)]
+    noise = [_top(_outside(fit, fit.lin.ambient_gradient(law(fit, rng)))) for _ in range(DRAWS)]
     return standard_score(_top(_outside(fit, fit.lin.ambient_gradient())), noise)
+
+
+def unevenness(fit: Fit, rng: np.random.Generator, law: Law) -> float:
+    """How much larger, squared, the best direction of noise of a ``law`` is than that of even noise."""
+    sizes = [
+        float(np.mean([_top(_outside(fit, fit.lin.ambient_gradient(of(fit, rng)))) for _ in range(FEW)]))
+        for of in (law, gaussian)
+    ]
+    return (sizes[0] / max(sizes[1], 1e-300)) ** 2
 
 
 @dataclass(eq=False)
@@ -47,6 +56,7 @@ class Score:
 
     fit: Fit
     rng: np.random.Generator
+    law: Law = gaussian
     draws: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,9 +68,9 @@ class Score:
 
     def simulate(self, draws: int) -> None:
         """Extend the simulation to ``draws`` draws."""
-        lin, sigma = self.fit.lin, noise_sigma(self.fit)
+        lin = self.fit.lin
         while len(self.tops) < draws:
-            noise = noise_like(self.fit, sigma, self.rng)
+            noise = self.law(self.fit, self.rng)
             if self.fit.kernel.rank:
                 taken = lin.push(solved(self.fit, lin.pull_projected(noise)))
                 noise = [part - other for part, other in zip(noise, taken, strict=True)]

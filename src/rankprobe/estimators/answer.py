@@ -10,11 +10,14 @@ from rankprobe import spectra
 from rankprobe.attention import Array
 from rankprobe.decision.verdict import CONFIDENCE, REACH
 from rankprobe.estimators.inversion import Inversion, Refusal, Task
+from rankprobe.estimators.model import ROUNDING
 from rankprobe.estimators.result import Estimate, Status
 
 EXACT = 1e-6
 """Held-out share of the variance below which a fit counts as exact."""
 
+COARSE = 0.05
+"""Share of the noise from which rounding makes what a fit leaves follow the tokens."""
 
 _MEASURES = ("energy_rank", "energy_rank_data", "effective_rank", "stable_rank")
 
@@ -111,15 +114,11 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     # A fit to the last digits: its noise is rounding, not alike everywhere. A factored fit stops before that.
     exact = EXACT if outcome.parametrization == "factored" else EXACT**2
     inexact = r2 is None or 1.0 - r2 > exact
-    if outcome.rounded:
-        # Rounded tokens make errors that follow the tokens: they raise singular values as a kernel would.
-        return (
-            Status.NOT_IDENTIFIABLE,
-            "what the fit leaves is the rounding of the stored numbers, which looks like rank; store float32",
-        )
-    if outcome.structure.found and inexact:
+    # Rounded tokens make errors that follow the tokens, as a misfit's do.
+    coarse = inexact and outcome.rounded >= COARSE
+    if outcome.structure.found and inexact and not coarse:
         return Status.MISFIT, _misfit(task, outcome)
-    if outcome.parametrization == "grown" and inexact:
+    if outcome.parametrization == "grown" and inexact and not coarse:
         from rankprobe.estimators.diagnose import likelier_cause
 
         cause = likelier_cause(task, outcome)
@@ -129,6 +128,14 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
                 f"another map leaves much less noise: Y is not this {outcome.model.kind} attention; "
                 f"most likely {cause}",
             )
+    if coarse and (
+        not (verdict.settled and outcome.converged) or (ratio or 0.0) > 2.0 or _faint(task, outcome)
+    ):
+        return (
+            Status.NOT_IDENTIFIABLE,
+            f"{outcome.rounded:.0%} of the noise is the rounding of the stored numbers and looks like rank; "
+            "store float32",
+        )
     if not outcome.converged and inexact:
         from rankprobe.estimators.diagnose import needs_no_mixing
 
@@ -150,6 +157,13 @@ def _status(task: Task, outcome: Inversion) -> tuple[Status, str]:
     if not verdict.settled:
         return Status.LOWER_BOUND, f"{verdict.reason}; about {_wanted(outcome)} sequences would settle it"
     return Status.IDENTIFIED, verdict.reason
+
+
+def _faint(task: Task, outcome: Inversion) -> bool:
+    """Whether the rank counts a singular value that rounding could make: its errors are not wholly random."""
+    values = outcome.kernel.values[: outcome.verdict.rank]
+    unit = ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
+    return bool(outcome.verdict.rank) and float(values[-1]) < unit * float(values[0])
 
 
 def _wanted(outcome: Inversion) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.decision.ladder import Ladder
+from rankprobe.decision.score import unevenness
 from rankprobe.decision.structure import Structure, structure
 from rankprobe.estimators.inversion import (
     EQUATIONS_PER_PARAMETER,
@@ -21,7 +22,8 @@ from rankprobe.estimators.inversion import (
     values_of,
 )
 from rankprobe.estimators.model import Model
-from rankprobe.solver import Settings, fit
+from rankprobe.estimators.rounding import rounding_of
+from rankprobe.solver import Fit, Settings, fit
 from rankprobe.solver.start import first_kernel
 
 
@@ -52,7 +54,12 @@ def invert_factored(task: Task, model: Model, rows: float) -> Inversion | Refusa
         task.report,
     )
     settings = replace(WARM, outer=12, floor=3e-10, stall=0.05)
-    ladder = Ladder(over, lambda start: fit(problem, start, values, rng, settings, task.report))
+    rounding = rounding_of(model, sample.part(0, count), source.storage_dtype)
+
+    def uneven(at: Fit) -> float:
+        return 1.0 if rounding is None else unevenness(at, rng, rounding)
+
+    ladder = Ladder(over, lambda start: fit(problem, start, values, rng, settings, task.report), uneven)
     verdict = ladder.decide()
     final = ladder.fits.get(verdict.rank, over)
     held = sample.part(count, count + heldout)
@@ -60,5 +67,15 @@ def invert_factored(task: Task, model: Model, rows: float) -> Inversion | Refusa
     short = verdict.rank == top == task.max_rank
     tested = Structure({}, 0) if short else structure(final if verdict.settled else over)
     return decided(
-        task, model, final, verdict, "factored", None, (final, held), count, final.converged, tested
+        task,
+        model,
+        final,
+        verdict,
+        "factored",
+        None,
+        (final, held),
+        count,
+        final.converged,
+        tested,
+        rounding=rounding,
     )

@@ -10,10 +10,11 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.decision.growth import Growth
-from rankprobe.decision.noise import evened
+from rankprobe.decision.noise import evened, gaussian
 from rankprobe.decision.structure import structure
 from rankprobe.estimators.inversion import ROOM, WARM, Inversion, Task, decided, held_out, unit_of, values_of
 from rankprobe.estimators.model import Model
+from rankprobe.estimators.rounding import Rounding, rounding_of
 from rankprobe.solver import Fit, Kernel, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
 
@@ -62,6 +63,7 @@ def invert_grown(task: Task, model: Model) -> Inversion:
         final.converged,
         tested,
         predicts=verdict.rank > 0 and _kernel_predicts(task, model, final, growth.nothing, values, rng),
+        rounding=growth.law if isinstance(growth.law, Rounding) else None,
     )
 
 
@@ -93,7 +95,8 @@ def _growth(task: Task, model: Model, rng: np.random.Generator) -> Growth:
     # More rank than needed smooths the way: the fit, cut, is one more start.
     over = refit(first_kernel(problem, values, max(most, 1), rng))
     nothing = refit(first_kernel(problem, values, 1, rng).truncated(0))
-    return Growth(nothing, refit, finish, starts, most, rng)
+    rounding = rounding_of(model, sample, task.sampler.source.storage_dtype)
+    return Growth(nothing, refit, finish, starts, most, rng, rounding or gaussian)
 
 
 def _kernel_predicts(

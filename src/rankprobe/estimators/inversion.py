@@ -15,8 +15,9 @@ from rankprobe.decision.edge import deviation
 from rankprobe.decision.noise import noise_sigma, signal_score
 from rankprobe.decision.structure import Structure
 from rankprobe.decision.verdict import Verdict
-from rankprobe.estimators.model import ROUNDING, Kind, Model, Sample
+from rankprobe.estimators.model import Kind, Model, Sample
 from rankprobe.estimators.result import Status
+from rankprobe.estimators.rounding import Rounding
 from rankprobe.estimators.source import Sampler
 from rankprobe.solver import Fit, FittedValueMap, Kernel, KnownValueMap, Settings, ValueMap, fit
 
@@ -72,8 +73,8 @@ class Inversion:
     """Held-out over training noise variance: about 1 where the fit is right."""
     sequences: int
     converged: bool
-    rounded: bool
-    """Whether the noise found is no larger than the rounding of the stored numbers can make it."""
+    rounded: float
+    """Share of the noise found that the rounding of the stored numbers explains."""
     structure: Structure
     """Whether what the fit leaves is noise."""
     predicts: bool
@@ -167,10 +168,12 @@ def decided(
     converged: bool,
     tested: Structure,
     predicts: bool = False,
+    rounding: Rounding | None = None,
 ) -> Inversion:
     """The outcome of a decided fit; ``heldout`` is a fit and sequences it has not seen.
 
-    predicts : known to explain sequences not seen, whatever ``heldout`` says.
+    predicts : known to explain sequences not seen, whatever ``heldout`` says. rounding : of the sequences
+    of ``final``, where they are stored coarsely.
     """
     kernel = model.in_tokens(final.kernel)
     kernel = replace(kernel, values=kernel.values * unit_of(task, model, final.lin.W))
@@ -198,10 +201,7 @@ def decided(
         ratio,
         count,
         converged,
-        sigma
-        < 8
-        * ROUNDING.get(task.sampler.source.storage_dtype, 0.0)
-        * math.sqrt(sample.size() / max(entries, 1)),
+        0.0 if rounding is None else rounding.share(final),
         tested,
         predicts or r2 is None or r2 > 0.0,
         signal_score(final),

@@ -24,7 +24,7 @@ from rankprobe.tokens import (
 
 Kind = Literal["softmax", "linear", "fixed_operator"]
 
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-9}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of storage types coarse enough to give unseen directions a visible variance."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankprobe.arrays import array_namespace
 from rankprobe.decision.edge import NoiseEdge
-from rankprobe.decision.noise import evened, signal_score
+from rankprobe.decision.noise import evened, gaussian, noise_alike, signal_score
 from rankprobe.decision.score import score_for_more
 from rankprobe.decision.structure import structure
 from rankprobe.decision.verdict import Verdict
@@ -24,6 +24,7 @@ from rankprobe.estimators.inversion import (
     values_of,
 )
 from rankprobe.estimators.model import Model
+from rankprobe.estimators.rounding import rounding_of
 from rankprobe.solver import Fit, Problem, Settings, ValueMap, fit
 from rankprobe.solver.start import first_kernel
 
@@ -91,7 +92,8 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion | None:
             model = model.evened(even)
             values, start, settings = values_of(task, model), whole.kernel, NEAR
             continue
-        edge = NoiseEdge(whole, rng)
+        rounding = rounding_of(model, task.sampler.take(count), task.sampler.source.storage_dtype)
+        edge = NoiseEdge(whole, rng, rounding or gaussian)
         verdict = edge.decide()
         start, settings = whole.kernel, NEAR
         open_ = not (verdict.settled and whole.converged)
@@ -111,7 +113,9 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion | None:
             size = min(task.sequences, _confirming(model, whole, verdict.rank, count))
         problem = problem if size == count else model.problem(task.sampler.take(size), dtype)
         final = fit(problem, whole.kernel.truncated(verdict.rank), values, rng, WARM, task.report)
-        more = score_for_more(final, rng)
+        if rounding is not None:
+            rounding = replace(rounding, sample=task.sampler.take(size))
+        more = score_for_more(final, rng, rounding or noise_alike)
         if more <= CONFIRMED or size == count:
             break
         count = size
@@ -128,7 +132,9 @@ def invert_whole(task: Task, model: Model, first: int) -> Inversion | None:
     # Short of rank by order, a fit may wander; what is claimed rests on the whole kernel.
     short = verdict.rank == task.max_rank and not verdict.settled
     converged = whole.converged and (final.converged or short)
-    return decided(task, model, final, verdict, "full", limit, heldout, size, converged, tested)
+    return decided(
+        task, model, final, verdict, "full", limit, heldout, size, converged, tested, rounding=rounding
+    )
 
 
 def _nothing_shows(problem: Problem, values: ValueMap, rng: np.random.Generator) -> bool:

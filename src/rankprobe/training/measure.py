@@ -9,6 +9,7 @@ import numpy as np
 
 from rankprobe import spectra
 from rankprobe.decision.edge import NoiseEdge
+from rankprobe.decision.noise import noise_like
 from rankprobe.estimators.invert import FULL_LIMIT
 from rankprobe.estimators.model import Model
 from rankprobe.solver import FittedValueMap, Kernel, Settings, fit
@@ -106,9 +107,9 @@ def _edge(pairs: Pairs, student: Trained, seed: int) -> tuple[float | None, int 
     rng = np.random.default_rng(seed)
     start = Kernel.of(matrix, min(matrix.shape))
     at = fit(quotient.problem(sample), start, FittedValueMap(), rng, Settings(ridge=1e-8, outer=0))
-    found = NoiseEdge(at, rng)
     free = max(pairs.sample.rows * width - unknowns, 1)
-    found.sigma = math.sqrt(float(np.sum(student.seen)) / free * sample.rows / pairs.sample.rows)
+    sigma = math.sqrt(float(np.sum(student.seen)) / free * sample.rows / pairs.sample.rows)
+    found = NoiseEdge(at, rng, lambda fit, rng: noise_like(fit, sigma, rng))
     verdict = found.decide()
     limit = found.printed(verdict.rank, lambda matrix: _in_tokens(quotient, matrix))
     return limit / pairs.scale * _gauge(quotient, at.lin.W), verdict.rank, verdict.upper
