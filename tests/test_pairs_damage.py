@@ -308,6 +308,22 @@ def test_checksums_and_broken_chunks(tmp_path: Path) -> None:
         assert f"{path}::/X: rows 0 to 7 cannot be decoded (" in line and "the file is damaged" in line
 
 
+@pytest.mark.parametrize("size", [0, (1 << 64) - 16])
+def test_a_heap_that_HDF5_would_never_leave(tmp_path: Path, size: int) -> None:
+    """The free space at the end of the heap of an attribute is given no size, or one that leads back."""
+    path = make(tmp_path / "a.h5", X=ONES, Y=ONES)
+    with h5py.File(path, "r+") as file:
+        file.attrs["model"] = "a string of varying length"
+    content = bytearray(path.read_bytes())
+    at = content.index(b"GCOL")
+    first = 16 + 16 + -(-int.from_bytes(content[at + 24 : at + 32], "little") // 8) * 8
+    assert content[at + first : at + first + 2] == b"\0\0"  # index 0: the free space
+    content[at + first + 8 : at + first + 16] = size.to_bytes(8, "little")
+    path.write_bytes(content)
+    line = refusal(path)
+    assert f"is damaged: its heap of strings and rows at byte {at} has no end" in line
+
+
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
     return make(tmp_path / "other.h5", X=ONES, Y=ONES, **{"g/X": ONES, "g/Y": ONES})

@@ -12,6 +12,7 @@ from typing import Any
 
 import h5py
 
+from rankprobe.data._heaps import endless_heap
 from rankprobe.data._paths import check_file, join
 from rankprobe.errors import DataError
 
@@ -20,6 +21,10 @@ _MAX_LINKS = 64
 
 _CACHE_BYTES = 8 << 20
 _CACHE_SLOTS = 12_421
+
+
+_QUICK = 64 << 20
+"""Bytes of a file that are looked through in no time."""
 
 
 def open_file(path: str, label: str | None = None) -> Any:
@@ -33,12 +38,26 @@ def open_file(path: str, label: str | None = None) -> Any:
     label = label or path
     try:
         check_file(path)
+        check_heaps(path, path, _QUICK)
         return h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES, rdcc_nslots=_CACHE_SLOTS)
     except DataError as error:
         # Only the temporary name of a spooled stream differs from its label.
         raise DataError(str(error).replace(path, label, 1)) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{label}: {_open_failure(error)}") from None
+
+
+def check_heaps(path: str, label: str, most: int | None = None) -> None:
+    """Raise :class:`DataError` where reading strings or rows of the file would never end.
+
+    All of it is read for that, so that files of more than ``most`` bytes are let pass.
+    """
+    at = endless_heap(path, most)
+    if at is not None:
+        raise DataError(
+            f"{label}: is damaged: its heap of strings and rows at byte {at} has no end; "
+            "copy or write it again"
+        )
 
 
 def _open_failure(error: Exception) -> str:

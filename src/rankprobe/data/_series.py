@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankprobe.data._fields import Field, Plain
-from rankprobe.data._open import Located, detail, locate
+from rankprobe.data._open import Located, check_heaps, detail, locate
 from rankprobe.data._rows import Box, Rows, read_rows
 from rankprobe.data._storage import check_stored
 from rankprobe.data._values import Stored, row_type, stored
@@ -56,6 +56,7 @@ class Varying(Field):
                 f"{label}: shape {list(self._dset.shape)} of rows of varying length is not [n]; "
                 "store a row for each sequence"
             )
+        check_heaps(self._dset.file.filename, label)
         # HDF5 tells how long a row is only by reading it.
         self.counts = np.array([row.size for row in self._rows(label)], dtype=np.int64)
         wrong = np.flatnonzero(self.counts % width)
