@@ -136,6 +136,34 @@ def test_rows_of_varying_length(tmp_path: Path, kind: Any) -> None:
     check(make(tmp_path / "b.h5", X=x, Y=rows(merged, kind)), 1, HEADS[:, 1], dim=D, heads=H)
 
 
+@pytest.mark.parametrize(
+    "storage",
+    [
+        {"chunks": (4,)},
+        {"chunks": (4,), "compression": "gzip"},
+        {"chunks": (3,), "compression": "gzip", "shuffle": True},
+        {"chunks": (16,), "maxshape": (None,), "shuffle": True},
+    ],
+)
+def test_rows_in_chunks(tmp_path: Path, storage: dict[str, Any]) -> None:
+    x, y = rows([cut(X, i) for i in range(N)]), rows([cut(Y, i) for i in range(N)])
+    check(make(tmp_path / "a.h5", X={**x, **storage}, Y=y), None, Y, dim=D)
+
+
+def test_rows_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
+    """HDF5 would give room for four billion numbers first."""
+    path = make(tmp_path / "a.h5", X=rows(list(X)), Y=rows(list(Y)))
+    with h5py.File(path) as file:
+        at = file["X"].id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[at + 16 : at + 20] = b"\xff" * 4
+    path.write_bytes(content)
+    line = refusal(path, dim=D)
+    assert f"{path}::/X: row 1 claims 4294967295 numbers, more than the file holds" in line
+    lzf = make(tmp_path / "b.h5", X={**rows(list(X)), "compression": "lzf"}, Y=rows(list(Y)))
+    assert "/X: holds rows of varying length stored in a way not known here" in refusal(lzf, dim=D)
+
+
 def test_empty_sequences_are_all_padding(tmp_path: Path) -> None:
     lengths = [2, 0, 1]
     x, y = [X[i, :size] for i, size in enumerate(lengths)], [Y[i, :size] for i, size in enumerate(lengths)]

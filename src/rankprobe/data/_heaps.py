@@ -1,11 +1,17 @@
-"""Damage to HDF5's global heaps (rows of varying length, strings) that makes HDF5 itself loop for ever."""
+"""HDF5's heaps of rows and strings, looked at before HDF5 does: damage there makes it loop or eat memory."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
+import zlib
 from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
 
 _MARK = b"GCOL\x01\0\0\0"
 """Signature, version and reserved bytes of a collection."""
@@ -13,6 +19,8 @@ _HEADER = 16
 _LEAST = 4096
 """Bytes of the smallest collection."""
 _WRAP = 1 << 64
+_LARGEST = 256 << 20
+"""Bytes of counts and addresses in one chunk: sixteen million rows."""
 
 
 def endless_heap(path: str | os.PathLike[str], most: int | None = None) -> int | None:
@@ -49,3 +57,48 @@ def _is_endless(content: mmap.mmap, at: int) -> bool:
             return True
         here += step
     return False
+
+
+def row_counts(dset: Any) -> npt.NDArray[np.int64] | None:
+    """How many numbers each row of a dataset [n] of rows of varying length claims; None if it cannot be told.
+
+    HDF5 gives room for what a row claims before it looks whether it is there: a damaged count of four bytes
+    can ask for gigabytes. It is read here from the elements as stored: count, address, number in the heap.
+    """
+    plist = dset.id.get_create_plist()
+    element = int(dset.id.get_type().get_size())
+    n = dset.shape[0]
+    if plist.get_layout() == h5py.h5d.CONTIGUOUS and not plist.get_external_count():
+        with Path(dset.file.filename).open("rb") as file:
+            file.seek(dset.id.get_offset())
+            stored = file.read(n * element)
+    elif plist.get_layout() == h5py.h5d.CHUNKED:
+        pieces = []
+        for at in range(0, n, dset.chunks[0]):
+            mask, content = dset.id.read_direct_chunk((at,))
+            pieces.append(_decoded(mask, content, plist, element))
+        if any(piece is None or len(piece) != dset.chunks[0] * element for piece in pieces):
+            return None
+        stored = b"".join(piece for piece in pieces if piece is not None)[: n * element]
+    else:
+        return None
+    if len(stored) != n * element:
+        return None
+    words = np.frombuffer(stored, dtype=np.uint8).reshape(n, element)[:, :4]
+    return np.ascontiguousarray(words).view("<u4")[:, 0].astype(np.int64)
+
+
+def _decoded(mask: int, content: bytes, plist: Any, element: int) -> bytes | None:
+    """A chunk without its filters, which are undone from the last; None where one is not known here."""
+    for i in reversed(range(plist.get_nfilters())):
+        code = plist.get_filter(i)[0]
+        if mask >> i & 1:
+            continue
+        if code == h5py.h5z.FILTER_DEFLATE:
+            content = zlib.decompressobj().decompress(content, _LARGEST)
+        elif code == h5py.h5z.FILTER_SHUFFLE:
+            planes = np.frombuffer(content, dtype=np.uint8)
+            content = planes[: len(planes) // element * element].reshape(element, -1).T.tobytes()
+        else:
+            return None
+    return content

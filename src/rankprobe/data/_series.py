@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -12,11 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rankprobe.data._fields import Field, Plain
+from rankprobe.data._heaps import row_counts
 from rankprobe.data._open import Located, check_heaps, detail, locate
 from rankprobe.data._rows import Box, Rows, read_rows
 from rankprobe.data._storage import check_stored
 from rankprobe.data._values import Stored, row_type, stored
 from rankprobe.errors import DataError
+
+_BLOCK = 1 << 20
+"""Numbers of rows that are read together."""
 
 
 def open_field(
@@ -56,9 +62,7 @@ class Varying(Field):
                 f"{label}: shape {list(self._dset.shape)} of rows of varying length is not [n]; "
                 "store a row for each sequence"
             )
-        check_heaps(self._dset.file.filename, label)
-        # HDF5 tells how long a row is only by reading it.
-        self.counts = np.array([row.size for row in self._rows(label)], dtype=np.int64)
+        self.counts = self._counted(label, kind.raw.itemsize)
         wrong = np.flatnonzero(self.counts % width)
         if wrong.size:
             raise DataError(
@@ -82,13 +86,38 @@ class Varying(Field):
         made.shape, _, made.sizes = _spread(lengths, width)
         return made
 
-    def _rows(self, label: str, rows: Rows | None = None, block: int = 256) -> Iterator[npt.NDArray[Any]]:
-        n = self._dset.shape[0]
+    def _counted(self, label: str, itemsize: int) -> npt.NDArray[np.int64]:
+        path = self._dset.file.filename
+        check_heaps(path, label)
+        try:
+            counts = row_counts(self._dset)
+        except (OSError, RuntimeError, ValueError, zlib.error) as error:
+            raise DataError(
+                f"{label}: its rows cannot be counted ({detail(error)}); the file is damaged: write it again"
+            ) from None
+        if counts is None:
+            raise DataError(
+                f"{label}: holds rows of varying length stored in a way not known here; "
+                "store them with gzip or uncompressed"
+            )
+        wrong = np.flatnonzero(counts * itemsize > Path(path).stat().st_size)
+        if wrong.size:
+            raise DataError(
+                f"{label}: row {wrong[0]} claims {counts[wrong[0]]} numbers, more than the file holds; "
+                "the file is damaged: copy or write it again"
+            )
+        return counts
+
+    def _blocks(self, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+        """The rows in groups of few numbers, for HDF5 reads a group at once."""
+        group = np.cumsum(self.counts[rows] + 1) // _BLOCK
+        yield from np.split(rows, np.flatnonzero(np.diff(group)) + 1)
+
+    def _rows(self, label: str, rows: Rows) -> Iterator[npt.NDArray[Any]]:
         numbers = row_type(self._dset.dtype)
         swap = numbers is not None and not numbers.isnative and _unswapped()
-        wanted = np.arange(n) if rows is None else np.arange(n)[rows]
-        for first in range(0, len(wanted), block):
-            chosen = wanted[first : first + block]
+        wanted = np.arange(self._dset.shape[0])[rows]
+        for chosen in self._blocks(wanted) if wanted.size else ():
             try:
                 together = self._dset[chosen[0] : chosen[-1] + 1] if dense(chosen) else self._dset[chosen]
             except (OSError, RuntimeError, ValueError, MemoryError) as error:
