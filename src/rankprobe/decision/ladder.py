@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
+from rankprobe.arrays import array_namespace
 from rankprobe.decision.noise import degrees_of_freedom
 from rankprobe.decision.verdict import Verdict
 from rankprobe.solver import Fit, Kernel
@@ -23,6 +25,9 @@ Refit = Callable[[Kernel], Fit]
 
 NEEDED, ALLOWED = 1.5, 1.2
 """Gain of a rank over the most that noise gives: signal above the first, noise alone below the second."""
+
+ROUNDED = 1e-9
+"""Share of ‖Y‖² that single precision leaves of a right fit: no rank is needed for less."""
 
 
 @dataclass(eq=False)
@@ -48,6 +53,8 @@ class Ladder:
 
     def gain(self, rank: int) -> float:
         """What rank + 1 gains over ``rank``, in units of the most that noise alone would give it."""
+        if self.exact(rank):
+            return 0.0
         more, fewer = self.at(rank + 1), self.at(rank)
         if fewer.rss <= min(more.rss, self.over.rss):
             return 0.0
@@ -56,6 +63,16 @@ class Ladder:
         # Had rank + 1 only fitted noise, its residual would have lost the edge and what ``rank`` has fitted.
         free = max(more.lin.problem.equations - degrees_of_freedom(fewer) - edge, 1.0)
         return (fewer.rss - more.rss) / (more.rss / free + 1e-300) / edge
+
+    def exact(self, rank: int) -> bool:
+        """Whether ``rank`` leaves nothing but rounding."""
+        return self.at(rank).rss <= ROUNDED * self._squares
+
+    @cached_property
+    def _squares(self) -> float:
+        outputs = self.over.lin.problem.outputs
+        xp = array_namespace(outputs)
+        return float(xp.sum(outputs * outputs, dtype=xp.float64))
 
     def sufficient(self, rank: int) -> bool:
         """Whether one rank more would gain no more than noise does."""
@@ -79,6 +96,8 @@ class Ladder:
             return Verdict(top, size, f"rank {top}, the largest tried, still fits better than {top - 1}")
         after = self.gain(high)
         reason = f"rank {high + 1} gains {after:.2f} times what noise could"
+        if self.exact(high):
+            reason = f"rank {high} leaves {self.at(high).rss / self._squares:.1e} of Y, its rounding"
         if low >= 0:
             reason = f"rank {high} gains {self.gain(low):.3g} times what noise could, {reason}"
         size = min(int(self.over.kernel.left.shape[0]), int(self.over.kernel.right.shape[0]))

@@ -53,7 +53,8 @@ def invert_factored(task: Task, model: Model, rows: float) -> Inversion | Refusa
         Settings(outer=40, floor=3e-6, stall=0.02),
         task.report,
     )
-    settings = replace(WARM, outer=12, floor=3e-10, stall=0.05)
+    # Next to the answer the model of a step is right, and one long solve gains more than several short ones.
+    settings = replace(WARM, outer=12, inner=400, floor=3e-10, stall=0.05)
     rounding = rounding_of(model, sample.part(0, count), source.storage_dtype)
 
     def uneven(at: Fit) -> float:
