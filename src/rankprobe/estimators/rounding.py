@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -36,16 +37,11 @@ class Rounding:
 
     def __call__(self, fit: Fit, rng: np.random.Generator) -> list[Array]:
         """One draw, in the blocks of ``fit``."""
-        tokens = self._tokens_rounded(fit)
+        tokens, sigma = self._tokens_rounded(fit), noise_sigma(fit)
         size = self._size(fit, tokens)
-        rest = math.sqrt(max(noise_sigma(fit) ** 2 - size**2, 0.0))
-        whole = self._draw(fit, rng, tokens) * min(1.0, noise_sigma(fit) / size)
-        parts, start = [], 0
-        for extra in noise_like(fit, rest, rng):
-            stop = start + int(extra.shape[0])
-            parts.append(whole[start:stop, ...] + extra)
-            start = stop
-        return parts
+        rest = noise_like(fit, math.sqrt(max(sigma**2 - size**2, 0.0)), rng)
+        drawn = self._draw(fit, rng, tokens)
+        return [part * min(1.0, sigma / size) + other for part, other in zip(drawn, rest, strict=True)]
 
     def share(self, fit: Fit) -> float:
         """Share of the residual's variance that rounding explains, at most 1."""
@@ -58,31 +54,32 @@ class Rounding:
 
     def _size(self, fit: Fit, tokens: bool) -> float:
         """Root mean square of the rounding's share in the outputs of ``fit``."""
-        key = (id(fit), tokens)
-        if key not in self._sizes:
-            drawn = self._draw(fit, np.random.default_rng(0), tokens)
-            total = float(array_namespace(drawn).sum(drawn * drawn))
-            self._sizes[key] = math.sqrt(total / fit.lin.problem.equations) + 1e-300
-        return self._sizes[key]
+        known = self._sizes.setdefault(fit, {})
+        if tokens not in known:
+            total = 0.0
+            for part in self._draw(fit, np.random.default_rng(0), tokens):
+                total += float(array_namespace(part).sum(part * part))
+            known[tokens] = math.sqrt(total / fit.lin.problem.equations) + 1e-300
+        return known[tokens]
 
     @cached_property
-    def _sizes(self) -> dict[tuple[int, bool], float]:
-        return {}
+    def _sizes(self) -> WeakKeyDictionary[Fit, dict[bool, float]]:
+        return WeakKeyDictionary()
 
-    def _draw(self, fit: Fit, rng: np.random.Generator, tokens: bool) -> Array:
+    def _draw(self, fit: Fit, rng: np.random.Generator, tokens: bool) -> list[Array]:
+        """What the residual of ``fit`` changes by when Y, and the ``tokens`` if so, are rounded once more."""
         again = replace(self.sample, Y=_moved(self.sample.Y, self.unit, rng))
         if tokens:
             again = replace(again, X=_moved(self.sample.X, self.unit, rng))
-        before, after = self._rest(fit, self.sample), self._rest(fit, again)
-        return after - before
-
-    def _rest(self, fit: Fit, sample: Sample) -> Array:
         kernel = fit.kernel
-        problem = self.model.problem(sample, kernel.left.dtype)
+        problem = self.model.problem(again, kernel.left.dtype)
         W = array_namespace(kernel.left).astype(fit.lin.W, kernel.left.dtype)
-        return problem.outputs - apply(
-            problem.regressors(problem.mixer(kernel.left * kernel.values, kernel.right)), W
-        )
+        return [
+            part.outputs
+            - apply(part.regressors(part.mixer(kernel.left * kernel.values, kernel.right)), W)
+            - block.residual
+            for part, block in zip(problem.blocks, fit.lin.blocks, strict=True)
+        ]
 
 
 def _moved(values: Array, unit: float, rng: np.random.Generator) -> Array:
