@@ -6,6 +6,7 @@ end here; above, every pair has the shapes of the documented schema.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ _PLAIN_CACHE = 8 << 20
 _MAX_CACHE = 256 << 20
 
 
-class Field:
+class Field(ABC):
     """Numbers whose leading axis runs over sequences, or over the tokens of all sequences in turn.
 
     ``shape`` is that of all of them. Where sequences differ in length it is that of the longest, ``sizes``
@@ -83,8 +84,9 @@ class Field:
                 rows = (rows[:, None] * self.per + np.arange(self.per)).reshape(-1)
         return self._read(rows, box)
 
+    @abstractmethod
     def _read(self, rows: Rows, box: Box) -> npt.NDArray[Any]:
-        raise NotImplementedError
+        """Raw elements of stored rows."""
 
     def all(self) -> npt.NDArray[Any]:
         """Every raw element."""
